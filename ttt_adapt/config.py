@@ -1,0 +1,382 @@
+"""Settings: one frozen model per owner. TOML in, resolved TOML out; unknown keys are errors.
+
+Every field's default is the one the command line uses. ``noise_var`` is λ in the SIFT paper.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ttt_adapt.errors import SettingsError
+
+SettingsType = TypeVar("SettingsType", bound="Settings")
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, extra keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class CorpusSettings(Settings):
+    """Where text comes from. Owner: ``ttt_adapt.corpus``."""
+
+    path: str
+    """A file, a directory, or ``hub:owner/name`` for a hub data set."""
+    format: Literal["auto", "jsonl", "text", "tree", "parquet", "arrow", "hub"] = "auto"
+    text_column: str = "text"
+    id_column: str | None = None
+    subset_column: str | None = None
+    """Column (dots descend, e.g. ``meta.pile_set_name``) that names a document's subset.
+    ``None`` looks for ``meta.pile_set_name`` and then ``subset``."""
+    split: str = "train"
+    hub_config: str | None = None
+    include: tuple[str, ...] = ()
+    """gitignore-style patterns of files to read in a tree; empty: every text file."""
+    exclude: tuple[str, ...] = ()
+    separator: str | None = None
+    """In plain text: a line that ends a document. ``None``: one file is one document."""
+    on_error: Literal["fail", "skip"] = "fail"
+    max_documents: PositiveInt | None = None
+    max_document_bytes: PositiveInt = 64 * 2**20
+    """A larger document is malformed input (``on_error`` decides)."""
+
+
+class ChunkSettings(Settings):
+    """How documents become passages. Owner: ``ttt_adapt.corpus``."""
+
+    unit: Literal["bytes", "tokens"] = "bytes"
+    size: PositiveInt = 1200
+    overlap: Annotated[int, Field(ge=0)] = 0
+    min_size: Annotated[int, Field(ge=0)] = 32
+    """A last piece shorter than this joins nothing and is dropped, unless it is the only one."""
+
+    @model_validator(mode="after")
+    def _overlap_fits(self) -> Self:
+        if self.overlap >= self.size:
+            raise ValueError(f"overlap ({self.overlap}) must be smaller than size ({self.size})")
+        return self
+
+
+class EmbeddingSettings(Settings):
+    """Text to unit vectors. Owner: ``ttt_adapt.embedding``."""
+
+    kind: Literal["sentence-transformers", "causal-lm", "hashing"] = "sentence-transformers"
+    model: str = "all-MiniLM-L6-v2"
+    pooling: Literal["mean", "last"] = "mean"
+    """Of a causal language model's hidden states; sentence-transformers bring their own."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """``auto``: bfloat16 where the processor computes in it, else float32."""
+    max_tokens: PositiveInt | None = None
+    """``None``: the model's own limit."""
+    batch_size: PositiveInt = 32
+    dimension: PositiveInt = 384
+    """Of the hashing embedder only."""
+    trust_remote_code: bool = False
+    device: str = "auto"
+
+
+class IndexSettings(Settings):
+    """The FAISS index. Owner: ``ttt_adapt.indexes``."""
+
+    factory: str = "auto"
+    """A FAISS factory string (``Flat``, ``IVF256,Flat``, ``OPQ32,IVF1024,PQ32``, ``HNSW32``),
+    or ``auto``: chosen from the number of passages and ``memory_budget_mb``."""
+    memory_budget_mb: PositiveInt = 4096
+    shard_passages: PositiveInt = 4096
+    """Passages per shard: what a killed build loses at most."""
+    train_vectors: PositiveInt = 200_000
+    add_batch: PositiveInt = 16_384
+    nprobe: PositiveInt | None = None
+    """``None``: chosen with the factory."""
+    ef_search: PositiveInt = 128
+    seed: int = 0
+
+
+class RetrievalSettings(Settings):
+    """What the index may hand out for a query. Owner: ``ttt_adapt.indexes``."""
+
+    num_candidates: PositiveInt = 200
+    """K, per query row: the pool a selector chooses from."""
+    exclude_own_document: bool = True
+    max_overlap: Fraction = 0.5
+    """Passages sharing a larger share of their word n-grams with the query are left out;
+    1.0 leaves none out."""
+    ngram_size: PositiveInt = 8
+    query_rows: Literal["whole", "chunks"] = "whole"
+    """``whole``: a query is one vector (its beginning, where it exceeds the embedder's limit).
+    ``chunks``: one vector for each of its chunks, cut as the corpus was."""
+
+
+class SelectionSettings(Settings):
+    """What to learn from. Owner: ``ttt_adapt.selection``."""
+
+    method: Literal[
+        "nearest", "nearest-distinct", "sift", "sift-fast", "uncertainty", "mmr", "random"
+    ] = "sift"
+    num_select: PositiveInt = 50
+    noise_var: Positive = 0.01
+    """λ: small values spend picks on diversity, large ones on relevance."""
+    alpha: Positive | None = None
+    """Adaptive stopping: keep picking while σ_n ≤ 1/(α n). ``None``: never stop early."""
+    mmr_relevance: Fraction = 0.7
+    """Weight of relevance against diversity in ``mmr``."""
+    distinct_threshold: Fraction = 0.95
+    """``nearest-distinct``: a candidate whose similarity with one already picked exceeds this
+    counts as a duplicate."""
+    dtype: Literal["float32", "float64"] = "float32"
+
+
+class AdaptationSettings(Settings):
+    """Learning per query. Owner: ``ttt_adapt.adaptation``."""
+
+    method: Literal["none", "in-context", "full", "lora"] = "full"
+    optimizer: Literal["adam", "adamw"] = "adam"
+    learning_rate: Positive = 5e-5
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    epsilon: Positive = 1e-8
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    max_grad_norm: Positive | None = None
+    epochs: PositiveInt = 1
+    order: Literal["nearest-first", "farthest-first", "as-selected", "random"] = "nearest-first"
+    max_length: PositiveInt | None = None
+    """Tokens per training chunk; longer passages become several chunks, one step each.
+    ``None``: the model's own limit."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Autocast for learning. Scoring has its own (``ScoringSettings.precision``)."""
+    protocol: Literal["standard", "tttlm"] = "standard"
+    """``tttlm`` keeps one AdamW for all queries of a run, moments and all, as the public
+    TTT-NN code does."""
+    explosion_factor: Positive = 4.0
+    """A step whose loss exceeds this many times the first step's ends that query's learning."""
+    lora_rank: PositiveInt = 8
+    lora_alpha: Positive = 16.0
+    lora_targets: tuple[str, ...] = ()
+    """Names of linear layers; empty: every linear layer but the output head."""
+
+
+class ScoringSettings(Settings):
+    """Bits per byte. Owner: ``ttt_adapt.evaluation``."""
+
+    max_length: PositiveInt | None = None
+    """Tokens per window; ``None``: the model's own limit."""
+    stride: PositiveInt | None = None
+    """New tokens per window; ``None``: ``max_length``, i.e. disjoint windows."""
+    batch_size: PositiveInt = 8
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+
+class EvaluationSettings(Settings):
+    """One run over a set of texts. Owner: ``ttt_adapt.evaluation``."""
+
+    protocol: Literal["full", "split"] = "full"
+    """``full``: retrieve with the text being scored. ``split``: retrieve with its first half,
+    score the second."""
+    steps: tuple[Annotated[int, Field(ge=0)], ...] = (0, 1, 5, 10, 20, 50)
+    max_bytes: PositiveInt | None = None
+    """Score at most this many bytes of each text (cut at a character)."""
+    per_subset: PositiveInt | None = None
+    """Texts per subset, the first ones of a seeded shuffle; ``None``: all."""
+    num_resamples: PositiveInt = 2000
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _steps_ascend(self) -> Self:
+        if list(self.steps) != sorted(set(self.steps)) or not self.steps:
+            raise ValueError(f"steps must ascend without repeats, found {self.steps}")
+        return self
+
+
+class ModelSettings(Settings):
+    """The language model. Owner: ``ttt_adapt.models``."""
+
+    name: str = "llama-7m"
+    """A bundled model's name, a local directory, or a hub id."""
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "auto"
+    trust_remote_code: bool = False
+
+
+class ExperimentSettings(Settings):
+    """Everything ``ttt-adapt eval`` needs: what its TOML recipe holds."""
+
+    model: ModelSettings = ModelSettings()
+    data: CorpusSettings | None = None
+    retrieval: RetrievalSettings = RetrievalSettings()
+    selection: SelectionSettings = SelectionSettings()
+    adaptation: AdaptationSettings = AdaptationSettings()
+    scoring: ScoringSettings = ScoringSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    corpus: CorpusSettings | None = None
+    chunks: ChunkSettings = ChunkSettings()
+    embedding: EmbeddingSettings = EmbeddingSettings()
+    index: IndexSettings = IndexSettings()
+    seed: int = 0
+
+
+class SourceSettings(CorpusSettings):
+    """A share of a pretraining mixture."""
+
+    fraction: Fraction = 1.0
+    """Of its documents, chosen by a hash of their text."""
+
+
+class PretrainSettings(Settings):
+    """A language model trained from scratch. Owner: ``ttt_adapt.training``."""
+
+    name: str
+    sources: tuple[SourceSettings, ...]
+    validation: tuple[SourceSettings, ...] = ()
+    vocab_size: PositiveInt = 8192
+    hidden_size: PositiveInt = 256
+    intermediate_size: PositiveInt = 704
+    num_layers: PositiveInt = 6
+    num_heads: PositiveInt = 4
+    max_length: PositiveInt = 1024
+    early_length: PositiveInt | None = None
+    """Before the rate falls, sequences are cut to this: cheaper, and long contexts are learned
+    late anyway. Must divide ``max_length``. ``None``: full length throughout."""
+    num_tokens: PositiveInt = 30_000_000
+    batch_size: PositiveInt = 16
+    """Sequences of ``max_length`` tokens per outer step."""
+    micro_batch_size: PositiveInt = 2
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """``muon``: Muon for the hidden matrices, AdamW for the rest."""
+    learning_rate: Positive = 3e-3
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
+    max_grad_norm: Positive = 1.0
+    warmup_fraction: Fraction = 0.02
+    decay_fraction: Fraction = 0.3
+    """The share of steps over which the rate falls linearly to zero, after a constant stretch."""
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    validate_every: PositiveInt = 100
+    checkpoint_every: PositiveInt = 100
+    validation_batches: PositiveInt = 8
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _lengths_divide(self) -> Self:
+        if self.early_length and self.max_length % self.early_length:
+            raise ValueError(
+                f"early_length ({self.early_length}) must divide max_length ({self.max_length})"
+            )
+        return self
+
+
+def load_settings(kind: type[SettingsType], path: Path) -> SettingsType:
+    """Read a TOML file into settings.
+
+    Raises:
+        SettingsError: the file is missing, is no TOML, or holds unknown or invalid values; the
+            message names every one of them.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: no such settings file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from None
+    return make_settings(kind, values, where=str(path))
+
+
+def make_settings(
+    kind: type[SettingsType], values: dict[str, Any], *, where: str = "settings"
+) -> SettingsType:
+    """Validate ``values``; one line naming every problem, as :func:`load_settings`."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError(f"{where}: {_one_line(kind, error)}") from None
+
+
+def override(settings: SettingsType, assignments: dict[str, Any]) -> SettingsType:
+    """A copy with dotted keys replaced, e.g. ``{"selection.noise_var": 0.1}``."""
+    values: dict[str, Any] = settings.model_dump()
+    for key, value in assignments.items():
+        *parents, leaf = key.split(".")
+        target = values
+        for parent in parents:
+            inner = target.get(parent)
+            if inner is None:
+                inner = target[parent] = {}
+            if not isinstance(inner, dict):
+                raise SettingsError(f"{key}: {parent} holds a value, not a table of settings")
+            target = inner
+        target[leaf] = value
+    return make_settings(type(settings), values, where="overrides")
+
+
+def to_toml(settings: Settings) -> str:
+    """The resolved settings as TOML; values that are ``None`` are left out (their default)."""
+    return _toml_table(settings.model_dump(exclude_none=True), ())
+
+
+def _toml_table(values: dict[str, Any], prefix: tuple[str, ...]) -> str:
+    lines = [f"{key} = {_toml_value(value)}" for key, value in values.items() if not _nested(value)]
+    for key, value in values.items():
+        path = (*prefix, key)
+        if isinstance(value, dict):
+            lines += ["", f"[{'.'.join(path)}]", _toml_table(value, path)]
+        elif _nested(value):
+            for item in value:
+                lines += ["", f"[[{'.'.join(path)}]]", _toml_table(item, path)]
+    return "\n".join(lines)
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, dict) or (
+        isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], dict)
+    )
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    import json
+
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+def _one_line(kind: type[Settings], error: ValidationError) -> str:
+    import difflib
+
+    parts = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            known = _known_keys(kind, item["loc"][:-1])
+            near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+            parts.append(f"unknown setting {key}{hint}")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            parts.append(f"{key + ': ' if key else ''}{message} (found {item['input']!r:.80})")
+    return "; ".join(parts)
+
+
+def _known_keys(kind: type[Settings], location: tuple[int | str, ...]) -> list[str]:
+    import typing
+
+    current: type[Settings] = kind
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = current.model_fields[part].annotation
+        options = [annotation, *typing.get_args(annotation)]
+        nested = [o for o in options if isinstance(o, type) and issubclass(o, Settings)]
+        if not nested:
+            break
+        current = nested[0]
+    return list(current.model_fields)

@@ -1,0 +1,67 @@
+"""Small real models and texts for tests: built from configuration, no network, no downloads."""
+
+from typing import Any
+
+WORDS = ("alpha", "beta", "kernel", "matrix", "vector", "query", "river", "mountain", "garden",
+         "winter", "def", "return", "import", "class", "for", "while", "print", "value", "number",
+         "string", "table", "window", "engine")  # fmt: skip
+
+
+def tiny_tokenizer() -> Any:
+    """A byte-level tokenizer with one token a byte: 256 bytes and two special tokens.
+
+    Token 0 is ``<|endoftext|>`` (beginning and end), token 1 ``<|padding|>``.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<|endoftext|>": 0, "<|padding|>": 1}
+    vocabulary.update({symbol: 2 + position for position, symbol in enumerate(alphabet)})
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|endoftext|>",
+        eos_token="<|endoftext|>",
+        pad_token="<|padding|>",
+    )
+
+
+def tiny_model(seed: int = 0, *, max_length: int = 128, architecture: str = "llama") -> Any:
+    """A two-layer causal language model of width 32 over :func:`tiny_tokenizer`, in eval mode.
+
+    Args:
+        seed: of the initial weights.
+        max_length: positions the model knows.
+        architecture: ``llama`` or ``gpt2``.
+    """
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    tokens: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
+    config: Any
+    if architecture == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=258, n_positions=max_length, n_embd=32, n_layer=2, n_head=2,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **tokens,
+        )  # fmt: skip
+        model: Any = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.LlamaConfig(
+            vocab_size=258, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=max_length,
+            tie_word_embeddings=True, **tokens,
+        )  # fmt: skip
+        model = transformers.LlamaForCausalLM(config)
+    return model.eval()
+
+
+def sample_text(seed: int, num_words: int = 60) -> str:
+    """Words in a seeded order: different seeds share a vocabulary, not sentences."""
+    import random
+
+    generator = random.Random(seed)
+    return " ".join(generator.choice(WORDS) for _ in range(num_words))
