@@ -1,0 +1,162 @@
+"""Pretraining on real files: resumable to the bit, killed and continued, loadable afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ttt_adapt.config import PretrainSettings, SourceSettings
+from ttt_adapt.errors import AdaptationError, CorpusError, FingerprintMismatchError
+from ttt_adapt.storage import sha256_file
+from ttt_adapt.testing import sample_text
+from ttt_adapt.training import plan_pretraining, pretrain
+
+
+def silent(_: str) -> None:
+    """Swallow progress."""
+
+
+def corpus(folder: Path) -> Path:
+    path = folder / "corpus.jsonl"
+    lines = [json.dumps({"text": sample_text(seed, 80)}) for seed in range(40)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def tiny_settings(**changes: Any) -> PretrainSettings:
+    values: dict[str, Any] = {
+        "name": "tiny",
+        "sources": (SourceSettings(path="corpus.jsonl", fraction=0.8),),
+        "validation": (SourceSettings(path="corpus.jsonl", fraction=0.2),),
+        "vocab_size": 300,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_layers": 2,
+        "num_heads": 2,
+        "max_length": 32,
+        "early_length": 16,
+        "num_tokens": 32 * 4 * 12,
+        "batch_size": 4,
+        "micro_batch_size": 2,
+        "validate_every": 4,
+        "checkpoint_every": 4,
+        "precision": "float32",
+        **changes,
+    }
+    return PretrainSettings(**values)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_loss_falls_and_model_loads(tmp_path: Path, optimizer: str) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    corpus(tmp_path)
+    out = tmp_path / "model"
+    settings = tiny_settings(optimizer=optimizer, num_tokens=32 * 4 * 40, learning_rate=1e-2)
+    result = pretrain(settings, out, data_root=tmp_path, report=silent)
+    rows = (out / "loss.csv").read_text().splitlines()
+    first, last = (float(rows[i].split(",")[1]) for i in (1, -1))
+    assert last < first - 1.0
+    assert result.finished and result.num_steps == 40
+    assert result.validation_loss_nats < first
+    model = AutoModelForCausalLM.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    text = "naïve 词 \t  def f(x):\n    return 12345"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert model.dtype == torch.float16
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    card = (out / "README.md").read_text()
+    assert "corpus.jsonl" in card and "tokens seen" in card
+
+
+def test_continued_run_equals_uninterrupted_run(tmp_path: Path) -> None:
+    corpus(tmp_path)
+    settings = tiny_settings()
+    pretrain(settings, tmp_path / "whole", data_root=tmp_path, report=silent)
+    for stop in (3, 7, None):
+        pretrain(settings, tmp_path / "parts", data_root=tmp_path, stop_after=stop, report=silent)
+    name = "model.safetensors"
+    assert sha256_file(tmp_path / "whole" / name) == sha256_file(tmp_path / "parts" / name)
+
+
+def test_larger_budget_continues_the_constant_stretch(tmp_path: Path) -> None:
+    """Before the decay a longer run has the same weights as a shorter one with as many steps."""
+    corpus(tmp_path)
+    short = tiny_settings(num_tokens=32 * 4 * 12, warmup_fraction=0.1)
+    long = tiny_settings(num_tokens=32 * 4 * 20, warmup_fraction=0.06)
+    pretrain(short, tmp_path / "extended", data_root=tmp_path, stop_after=6, report=silent)
+    pretrain(long, tmp_path / "extended", data_root=tmp_path, stop_after=8, report=silent)
+    pretrain(long, tmp_path / "long", data_root=tmp_path, stop_after=8, report=silent)
+    step = "checkpoints/step-00000008/state.safetensors"
+    extended, direct = load_file(tmp_path / "extended" / step), load_file(tmp_path / "long" / step)
+    assert extended.keys() == direct.keys()
+    assert all(torch.equal(extended[key], direct[key]) for key in extended)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_pretraining import silent, tiny_settings
+from ttt_adapt.training import pretrain
+folder = Path({folder!r})
+settings = tiny_settings(checkpoint_every=1)
+pretrain(settings, folder / "killed", data_root=folder, report=lambda line: print(line, flush=True))
+"""
+
+
+def test_killed_run_continues_to_the_same_bytes(tmp_path: Path) -> None:
+    corpus(tmp_path)
+    settings = tiny_settings(checkpoint_every=1)
+    script = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL)
+    checkpoints = tmp_path / "killed" / "checkpoints"
+    deadline = time.monotonic() + 60
+    while not list(checkpoints.glob("step-*")) and time.monotonic() < deadline:
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    pretrain(settings, tmp_path / "killed", data_root=tmp_path, report=silent)
+    pretrain(settings, tmp_path / "whole", data_root=tmp_path, report=silent)
+    name = "model.safetensors"
+    assert sha256_file(tmp_path / "whole" / name) == sha256_file(tmp_path / "killed" / name)
+    assert not list(checkpoints.glob("*.partial-*"))
+
+
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    corpus(tmp_path)
+    pretrain(tiny_settings(), tmp_path / "m", data_root=tmp_path, stop_after=2, report=silent)
+    with pytest.raises(FingerprintMismatchError, match="other settings"):
+        pretrain(
+            tiny_settings(learning_rate=0.5), tmp_path / "m", data_root=tmp_path, report=silent
+        )
+
+
+def test_diverging_run_says_so(tmp_path: Path) -> None:
+    corpus(tmp_path)
+    settings = tiny_settings(optimizer="adamw", learning_rate=1e38, num_tokens=32 * 4 * 30)
+    with pytest.raises((AdaptationError, RuntimeError), match="became nan|non-finite"):
+        pretrain(settings, tmp_path / "m", data_root=tmp_path, report=silent)
+
+
+def test_missing_source_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"corpus\.jsonl"):
+        plan_pretraining(tiny_settings(), tmp_path)
+
+
+def test_plan_counts_what_the_run_has(tmp_path: Path) -> None:
+    corpus(tmp_path)
+    plan = plan_pretraining(tiny_settings(), tmp_path)
+    result = pretrain(tiny_settings(), tmp_path / "m", data_root=tmp_path, report=silent)
+    assert plan["num_steps"] == result.num_steps
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    assert plan["num_parameters"] == sum(tensor.numel() for tensor in tensors.values())

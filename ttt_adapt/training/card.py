@@ -1,0 +1,125 @@
+"""What a finished pretraining run leaves: a model directory that explains itself."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from ttt_adapt.config import PretrainSettings
+from ttt_adapt.runtime import versions
+from ttt_adapt.storage import atomic_write
+from ttt_adapt.training.mixture import Mixture
+from ttt_adapt.training.tokenizer import BEGINNING, PADDING
+
+MODEL_FILES = (
+    "README.md",
+    "config.json",
+    "generation_config.json",
+    "loss.csv",
+    "model.safetensors",
+    "pretrain.toml",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+"""What to copy when the model is shipped; ``tokens/`` and ``checkpoints/`` stay behind."""
+
+
+def write_model(
+    model: Any,
+    tokenizer: Tokenizer,
+    settings: PretrainSettings,
+    mixture: Mixture,
+    losses: list[dict[str, float]],
+    elapsed_s: float,
+    folder: Path,
+) -> None:
+    """Save weights in float16, the tokenizer and the model card into ``folder``."""
+    from transformers import PreTrainedTokenizerFast
+
+    half = type(model)(model.config)
+    half.load_state_dict(model.state_dict())
+    half = half.to(torch.float16)
+    half.config.use_cache = True
+    half.generation_config.use_cache = True
+    half.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BEGINNING,
+        eos_token=BEGINNING,
+        pad_token=PADDING,
+        model_max_length=settings.max_length,
+    ).save_pretrained(folder)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    with atomic_write(folder / "README.md", "w") as stream:
+        stream.write(model_card(settings, mixture, losses, elapsed_s, num_parameters))
+
+
+def model_card(
+    settings: PretrainSettings,
+    mixture: Mixture,
+    losses: list[dict[str, float]],
+    elapsed_s: float,
+    num_parameters: int,
+) -> str:
+    """The card: what the model is, what it saw, how it was trained, what it is not for."""
+    description = mixture.description
+    used = len(losses) * settings.batch_size * settings.max_length
+    share = used / max(1, len(mixture.train))
+    rows = "\n".join(
+        f"| {entry['name']} | {entry['fraction']:.0%} | {entry['num_documents']:,} "
+        f"| {entry['num_bytes'] / 1e6:.1f} | {entry['num_tokens'] / 1e6:.2f} |"
+        for entry in description["train"]
+    )
+    validation = [row for row in losses if "validation_loss_nats" in row]
+    loss = validation[-1]["validation_loss_nats"] if validation else math.nan
+    early = f" ({settings.early_length} before the decay)" if settings.early_length else ""
+    return f"""# {settings.name}
+
+A small language model of the Llama architecture, trained from scratch by `ttt-adapt pretrain`
+with the settings in `pretrain.toml`. It is made to be adapted at test time on a laptop, and for
+tests; on its own it is a weak model. It can repeat mistakes, names and opinions of its sources.
+
+| | |
+|---|---|
+| parameters | {num_parameters:,} (input and output embeddings tied), stored in float16 |
+| shape | {settings.num_layers} layers, width {settings.hidden_size}, {settings.num_heads} heads, \
+feed-forward {settings.intermediate_size} |
+| vocabulary | byte-level BPE, {settings.vocab_size:,}; `{BEGINNING}` begins and ends every text |
+| context | {settings.max_length} tokens{early} |
+| tokens seen | {used / 1e6:.1f} million, {share:.2f} passes over the mixture below |
+| optimizer | {settings.optimizer}, peak rate {settings.learning_rate:g}, \
+batches of {settings.batch_size * settings.max_length:,} tokens, seed {settings.seed} |
+| schedule | warm-up {settings.warmup_fraction:.0%}, constant, linear decay over the last \
+{settings.decay_fraction:.0%} |
+| training time | {elapsed_s / 60:.0f} minutes |
+| validation loss | {loss:.3f} nats a token{_bits(loss, description)} |
+
+## What it saw
+
+Documents chosen by a hash of their text, in these shares; none of any validation or test file.
+
+| source | share | documents | MB | million tokens |
+|---|---|---|---|---|
+{rows}
+
+`prose/*` are English novels published before 1930, US presidential speeches (public domain) and
+long fields of the CIA World Factbook (CC0). `minipile/train-*` are fourteen domains of public
+repositories: source code (MIT, BSD, Apache-2.0), law (public domain), mathematics in LaTeX (GFDL),
+music engraving (public domain, CC-BY, CC-BY-SA), novels in English and French and classical
+Chinese poetry (public domain), abstracts and open-access articles of PubMed (CC-BY), technical
+proposals (public domain, MIT, Apache-2.0), questions and answers (CC-BY-SA), chat logs (CC-BY).
+
+Trained with Python {versions()["python"]}, torch {versions()["torch"]}, \
+transformers {versions()["transformers"]}. The weights are released under Apache-2.0 like the code.
+"""
+
+
+def _bits(loss_nats: float, description: dict[str, Any]) -> str:
+    num_tokens = sum(entry["num_tokens"] for entry in description["validation"])
+    num_bytes = sum(entry["num_bytes"] for entry in description["validation"])
+    if not num_bytes or math.isnan(loss_nats):
+        return ""
+    return f", about {loss_nats * num_tokens / num_bytes / math.log(2):.3f} bits a byte"
