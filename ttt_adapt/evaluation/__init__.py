@@ -1,0 +1,95 @@
+"""Measuring: bits per byte, protocols, the ledger of a run, and what a run found.
+
+Names load on first use, so that reading results needs no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ttt_adapt.evaluation.bootstrap import PairedBootstrap, paired_bootstrap
+    from ttt_adapt.evaluation.comparison import Comparison, ComparisonRow, compare
+    from ttt_adapt.evaluation.ledger import Ledger
+    from ttt_adapt.evaluation.pile import PILE_WEIGHTS, PileAverage, pile_average
+    from ttt_adapt.evaluation.protocols import Query, choose_documents, cut, halve, make_query
+    from ttt_adapt.evaluation.report import write_report
+    from ttt_adapt.evaluation.scoring import (
+        LossyTokenizerWarning,
+        beginning_token,
+        bits_per_byte,
+        model_max_length,
+        warn_if_lossy,
+    )
+    from ttt_adapt.evaluation.serialization import read_results, write_results
+    from ttt_adapt.evaluation.summary import (
+        Cost,
+        Failure,
+        StepSummary,
+        Summary,
+        read_summary,
+        summarize,
+    )
+    from ttt_adapt.evaluation.windows import Window, make_windows
+
+_MODULES = {
+    "bootstrap": ("PairedBootstrap", "paired_bootstrap"),
+    "comparison": ("Comparison", "ComparisonRow", "compare"),
+    "ledger": ("Ledger",),
+    "pile": ("PILE_WEIGHTS", "PileAverage", "pile_average"),
+    "protocols": ("Query", "choose_documents", "cut", "halve", "make_query"),
+    "report": ("write_report",),
+    "scoring": (
+        "LossyTokenizerWarning",
+        "beginning_token",
+        "bits_per_byte",
+        "model_max_length",
+        "warn_if_lossy",
+    ),
+    "serialization": ("read_results", "write_results"),
+    "summary": ("Cost", "Failure", "StepSummary", "Summary", "read_summary", "summarize"),
+    "windows": ("Window", "make_windows"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "PILE_WEIGHTS",
+    "Comparison",
+    "ComparisonRow",
+    "Cost",
+    "Failure",
+    "Ledger",
+    "LossyTokenizerWarning",
+    "PairedBootstrap",
+    "PileAverage",
+    "Query",
+    "StepSummary",
+    "Summary",
+    "Window",
+    "beginning_token",
+    "bits_per_byte",
+    "choose_documents",
+    "compare",
+    "cut",
+    "halve",
+    "make_query",
+    "make_windows",
+    "model_max_length",
+    "paired_bootstrap",
+    "pile_average",
+    "read_results",
+    "read_summary",
+    "summarize",
+    "warn_if_lossy",
+    "write_report",
+    "write_results",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
