@@ -3,25 +3,47 @@
 Every field's default is the one the command line uses. ``noise_var`` is λ in the SIFT paper.
 """
 
-import tomllib
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from ttt_adapt.errors import SettingsError
+from ttt_adapt.settings import (
+    Settings,
+    SettingsType,
+    load_settings,
+    make_settings,
+    override,
+    to_toml,
+)
 
-SettingsType = TypeVar("SettingsType", bound="Settings")
+__all__ = [
+    "AdaptationSettings",
+    "ChunkSettings",
+    "CorpusSettings",
+    "EmbeddingSettings",
+    "EvaluationSettings",
+    "ExperimentSettings",
+    "IndexSettings",
+    "ModelSettings",
+    "PretrainSettings",
+    "RetrievalSettings",
+    "ScoringSettings",
+    "SelectionSettings",
+    "Settings",
+    "SettingsType",
+    "SourceSettings",
+    "load_settings",
+    "make_settings",
+    "override",
+    "to_toml",
+]
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
-
-
-class Settings(BaseModel):
-    """Base of all settings: frozen, extra keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""What numpy, torch and FAISS all accept."""
 
 
 class CorpusSettings(Settings):
@@ -96,7 +118,7 @@ class IndexSettings(Settings):
     nprobe: PositiveInt | None = None
     """``None``: chosen with the factory."""
     ef_search: PositiveInt = 128
-    seed: int = 0
+    seed: Seed = 0
 
 
 class RetrievalSettings(Settings):
@@ -139,8 +161,8 @@ class AdaptationSettings(Settings):
     method: Literal["none", "in-context", "full", "lora"] = "full"
     optimizer: Literal["adam", "adamw"] = "adam"
     learning_rate: Positive = 5e-5
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.999
+    beta1: Momentum = 0.9
+    beta2: Momentum = 0.999
     epsilon: Positive = 1e-8
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     max_grad_norm: Positive | None = None
@@ -185,7 +207,7 @@ class EvaluationSettings(Settings):
     per_subset: PositiveInt | None = None
     """Texts per subset, the first ones of a seeded shuffle; ``None``: all."""
     num_resamples: PositiveInt = 2000
-    seed: int = 0
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _steps_ascend(self) -> Self:
@@ -219,7 +241,7 @@ class ExperimentSettings(Settings):
     chunks: ChunkSettings = ChunkSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
     index: IndexSettings = IndexSettings()
-    seed: int = 0
+    seed: Seed = 0
 
 
 class SourceSettings(CorpusSettings):
@@ -233,6 +255,8 @@ class PretrainSettings(Settings):
     """A language model trained from scratch. Owner: ``ttt_adapt.training``."""
 
     name: str
+    data_description: str = ""
+    """What the sources are and under which terms, for the model card."""
     sources: tuple[SourceSettings, ...]
     validation: tuple[SourceSettings, ...] = ()
     vocab_size: PositiveInt = 8192
@@ -260,7 +284,7 @@ class PretrainSettings(Settings):
     validate_every: PositiveInt = 100
     checkpoint_every: PositiveInt = 100
     validation_batches: PositiveInt = 8
-    seed: int = 0
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _lengths_divide(self) -> Self:
@@ -270,113 +294,12 @@ class PretrainSettings(Settings):
             )
         return self
 
-
-def load_settings(kind: type[SettingsType], path: Path) -> SettingsType:
-    """Read a TOML file into settings.
-
-    Raises:
-        SettingsError: the file is missing, is no TOML, or holds unknown or invalid values; the
-            message names every one of them.
-    """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SettingsError(f"{path}: no such settings file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: not valid TOML: {error}") from None
-    return make_settings(kind, values, where=str(path))
-
-
-def make_settings(
-    kind: type[SettingsType], values: dict[str, Any], *, where: str = "settings"
-) -> SettingsType:
-    """Validate ``values``; one line naming every problem, as :func:`load_settings`."""
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise SettingsError(f"{where}: {_one_line(kind, error)}") from None
-
-
-def override(settings: SettingsType, assignments: dict[str, Any]) -> SettingsType:
-    """A copy with dotted keys replaced, e.g. ``{"selection.noise_var": 0.1}``."""
-    values: dict[str, Any] = settings.model_dump()
-    for key, value in assignments.items():
-        *parents, leaf = key.split(".")
-        target = values
-        for parent in parents:
-            inner = target.get(parent)
-            if inner is None:
-                inner = target[parent] = {}
-            if not isinstance(inner, dict):
-                raise SettingsError(f"{key}: {parent} holds a value, not a table of settings")
-            target = inner
-        target[leaf] = value
-    return make_settings(type(settings), values, where="overrides")
-
-
-def to_toml(settings: Settings) -> str:
-    """The resolved settings as TOML; values that are ``None`` are left out (their default)."""
-    return _toml_table(settings.model_dump(exclude_none=True), ())
-
-
-def _toml_table(values: dict[str, Any], prefix: tuple[str, ...]) -> str:
-    lines = [f"{key} = {_toml_value(value)}" for key, value in values.items() if not _nested(value)]
-    for key, value in values.items():
-        path = (*prefix, key)
-        if isinstance(value, dict):
-            lines += ["", f"[{'.'.join(path)}]", _toml_table(value, path)]
-        elif _nested(value):
-            for item in value:
-                lines += ["", f"[[{'.'.join(path)}]]", _toml_table(item, path)]
-    return "\n".join(lines)
-
-
-def _nested(value: Any) -> bool:
-    return isinstance(value, dict) or (
-        isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], dict)
-    )
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    import json
-
-    return json.dumps(str(value), ensure_ascii=False)
-
-
-def _one_line(kind: type[Settings], error: ValidationError) -> str:
-    import difflib
-
-    parts = []
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            known = _known_keys(kind, item["loc"][:-1])
-            near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
-            parts.append(f"unknown setting {key}{hint}")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            parts.append(f"{key + ': ' if key else ''}{message} (found {item['input']!r:.80})")
-    return "; ".join(parts)
-
-
-def _known_keys(kind: type[Settings], location: tuple[int | str, ...]) -> list[str]:
-    import typing
-
-    current: type[Settings] = kind
-    for part in location:
-        if isinstance(part, int):
-            continue
-        annotation = current.model_fields[part].annotation
-        options = [annotation, *typing.get_args(annotation)]
-        nested = [o for o in options if isinstance(o, type) and issubclass(o, Settings)]
-        if not nested:
-            break
-        current = nested[0]
-    return list(current.model_fields)
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        # Rotary positions turn pairs of a head's dimensions.
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"num_heads ({self.num_heads}) must cut hidden_size ({self.hidden_size}) into "
+                "heads of even width"
+            )
+        return self

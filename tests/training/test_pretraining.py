@@ -67,7 +67,7 @@ def test_loss_falls_and_model_loads(tmp_path: Path, optimizer: str) -> None:
     assert last < first - 1.0
     assert result.finished and result.num_steps == 40
     assert result.validation_loss_nats < first
-    model = AutoModelForCausalLM.from_pretrained(out)
+    model: Any = AutoModelForCausalLM.from_pretrained(out)
     tokenizer = AutoTokenizer.from_pretrained(out)
     text = "naïve 词 \t  def f(x):\n    return 12345"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
@@ -143,7 +143,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
 
 def test_diverging_run_says_so(tmp_path: Path) -> None:
     corpus(tmp_path)
-    settings = tiny_settings(optimizer="adamw", learning_rate=1e38, num_tokens=32 * 4 * 30)
+    settings = tiny_settings(optimizer="adamw", learning_rate=1e30, num_tokens=32 * 4 * 30)
     with pytest.raises((AdaptationError, RuntimeError), match="became nan|non-finite"):
         pretrain(settings, tmp_path / "m", data_root=tmp_path, report=silent)
 

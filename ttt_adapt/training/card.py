@@ -45,7 +45,8 @@ def write_model(
     half.generation_config.use_cache = True
     half.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)
-    PreTrainedTokenizerFast(
+    make: Any = PreTrainedTokenizerFast  # its constructor has no types
+    make(
         tokenizer_object=tokenizer,
         bos_token=BEGINNING,
         eos_token=BEGINNING,
@@ -99,21 +100,16 @@ batches of {settings.batch_size * settings.max_length:,} tokens, seed {settings.
 
 ## What it saw
 
-Documents chosen by a hash of their text, in these shares; none of any validation or test file.
+Documents chosen by a hash of their text, in these shares.
 
 | source | share | documents | MB | million tokens |
 |---|---|---|---|---|
 {rows}
 
-`prose/*` are English novels published before 1930, US presidential speeches (public domain) and
-long fields of the CIA World Factbook (CC0). `minipile/train-*` are fourteen domains of public
-repositories: source code (MIT, BSD, Apache-2.0), law (public domain), mathematics in LaTeX (GFDL),
-music engraving (public domain, CC-BY, CC-BY-SA), novels in English and French and classical
-Chinese poetry (public domain), abstracts and open-access articles of PubMed (CC-BY), technical
-proposals (public domain, MIT, Apache-2.0), questions and answers (CC-BY-SA), chat logs (CC-BY).
+{settings.data_description}
 
 Trained with Python {versions()["python"]}, torch {versions()["torch"]}, \
-transformers {versions()["transformers"]}. The weights are released under Apache-2.0 like the code.
+transformers {versions()["transformers"]}.
 """
 
 

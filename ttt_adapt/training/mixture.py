@@ -19,6 +19,7 @@ from ttt_adapt.config import PretrainSettings, SourceSettings
 from ttt_adapt.corpus import read_documents
 from ttt_adapt.errors import CorpusError
 from ttt_adapt.storage import atomic_write, sha256_file, stable_hash, write_json
+from ttt_adapt.training.tokenizer import BEGINNING
 
 BATCH_DOCUMENTS = 64
 
@@ -54,7 +55,8 @@ def sampled_texts(source: SourceSettings, seed: int, root: Path) -> Iterator[str
         seed: decides, with the text, what belongs to the sample.
         root: the folder that holds the data.
     """
-    located = source.model_copy(update={"path": str(root / source.path)})
+    path = source.path if source.path.startswith("hub:") else str(root / source.path)
+    located = source.model_copy(update={"path": path})
     for document in read_documents(located):
         if is_sampled(document.text, source.fraction, seed):
             yield document.text
@@ -87,7 +89,9 @@ def prepare_mixture(
         if description["key"] == key:
             return _open(folder, description)
     folder.mkdir(parents=True, exist_ok=True)
-    beginning = tokenizer.token_to_id("<|endoftext|>")
+    beginning = tokenizer.token_to_id(BEGINNING)
+    if beginning is None:
+        raise CorpusError(f"the tokenizer has no token {BEGINNING}; remove it to train another")
     description = {"key": key, "files": {}}
     for name, sources in (("train", settings.sources), ("validation", settings.validation)):
         pieces: list[np.ndarray[Any, np.dtype[np.uint16]]] = []

@@ -36,6 +36,7 @@ TOKENIZER_BYTES = 40_000_000
 # What may change between a checkpoint and its continuation: how long and how often, not what.
 EXTENSIBLE = (
     "name",
+    "data_description",
     "num_tokens",
     "decay_fraction",
     "warmup_fraction",
@@ -101,6 +102,7 @@ def pretrain(
         raise
     finished = run.step >= run.num_steps
     if finished:
+        run.write_losses()
         write_model(run.model, tokenizer, settings, mixture, run.losses, run.elapsed_s, folder)
     return PretrainResult(
         folder=folder,
@@ -155,7 +157,6 @@ def build_model(settings: PretrainSettings, seed: int) -> Any:
         pad_token_id=1,
         initializer_range=0.02,
         use_cache=False,
-        attn_implementation="sdpa",
     )
     torch.manual_seed(seed)
     return LlamaForCausalLM(config)
@@ -224,7 +225,7 @@ class _Run:
             self.losses.append(row)
             if self.step % settings.validate_every == 0 or self.step == self.num_steps:
                 row["validation_loss_nats"] = self.validation_loss = self._validate()
-                self._write_losses()
+                self.write_losses()
             if self.step % settings.checkpoint_every == 0 or self.step == last:
                 self.save()
             if self.step % 10 == 0 or self.step == last:
@@ -244,7 +245,7 @@ class _Run:
             self.optimizers,
             {"key": self.key, "losses": self.losses, "elapsed_s": self.elapsed_s},
         )
-        self._write_losses()
+        self.write_losses()
 
     def _outer_step(self) -> float:
         settings = self.settings
@@ -310,7 +311,7 @@ class _Run:
         self.model.train()
         return total / len(blocks)
 
-    def _write_losses(self) -> None:
+    def write_losses(self) -> None:
         columns = ["step", "train_loss_nats", "validation_loss_nats", "elapsed_s"]
         with atomic_write(self.folder / "loss.csv", "w") as stream:
             writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")

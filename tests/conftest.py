@@ -1,0 +1,63 @@
+"""A small real world that several rooms test against: a corpus, its index, a language model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ttt_adapt.config import (
+    AdaptationSettings,
+    ChunkSettings,
+    CorpusSettings,
+    EmbeddingSettings,
+    EvaluationSettings,
+    ExperimentSettings,
+    ModelSettings,
+    RetrievalSettings,
+    SelectionSettings,
+)
+from ttt_adapt.testing import sample_text, tiny_model, tiny_tokenizer
+
+
+def write_documents(path: Path, first: int, last: int) -> Path:
+    rows = [
+        {
+            "text": sample_text(number, 60),
+            "meta": {"id": f"document-{number}", "pile_set_name": f"subset-{number % 2}"},
+        }
+        for number in range(first, last)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``corpus.jsonl``, ``test.jsonl``, ``index`` and ``model``."""
+    from ttt_adapt import pipeline
+
+    folder = tmp_path_factory.mktemp("world")
+    write_documents(folder / "corpus.jsonl", 0, 60)
+    # Documents 56..59 are in the corpus too: their own passages must not be learned from.
+    write_documents(folder / "test.jsonl", 56, 66)
+    tiny_model(3, max_length=128).save_pretrained(folder / "model")
+    tiny_tokenizer().save_pretrained(folder / "model")
+    pipeline.build_index(
+        folder / "corpus.jsonl",
+        folder / "index",
+        chunks=ChunkSettings(size=120),
+        embedding=EmbeddingSettings(kind="hashing"),
+    )
+    return folder
+
+
+@pytest.fixture
+def settings(world: Path) -> ExperimentSettings:
+    return ExperimentSettings(
+        model=ModelSettings(name=str(world / "model"), device="cpu"),
+        data=CorpusSettings(path=str(world / "test.jsonl")),
+        retrieval=RetrievalSettings(num_candidates=20),
+        selection=SelectionSettings(num_select=4, noise_var=0.1),
+        adaptation=AdaptationSettings(learning_rate=1e-2, precision="float32"),
+        evaluation=EvaluationSettings(steps=(0, 1, 4), num_resamples=50),
+    )
