@@ -8,6 +8,8 @@ import platform
 import sys
 from pathlib import Path
 
+from ttt_adapt.errors import ModelError, SettingsError
+
 # glibc's mallopt parameters (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGE = 2**30
@@ -36,7 +38,13 @@ def keep_freed_memory() -> bool:
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Give torch and FAISS the same number of threads: each has an OpenMP runtime of its own."""
+    """Give torch and FAISS the same number of threads: each has an OpenMP runtime of its own.
+
+    Raises:
+        SettingsError: ``num_threads`` is less than one.
+    """
+    if num_threads < 1:
+        raise SettingsError(f"num_threads: expected at least 1, found {num_threads}")
     import faiss
     import torch
 
@@ -61,17 +69,33 @@ def has_native_bfloat16(device: str = "cpu") -> bool:
     if device.startswith("cuda"):
         import torch
 
-        return torch.cuda.is_bf16_supported()
+        return bool(torch.cuda.is_bf16_supported())
     return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def resolve_device(name: str) -> str:
-    """``auto`` becomes ``cuda`` where there is one, else ``cpu``."""
-    if name != "auto":
-        return name
+    """``auto`` becomes ``cuda`` where there is one, else ``cpu``; other names must be usable.
+
+    Raises:
+        ModelError: no such kind of device, or a CUDA device that this machine lacks.
+    """
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelError(f"unknown device {name!r}; use auto, cpu or cuda") from None
+    if device.type == "cuda":
+        num_devices = torch.cuda.device_count()
+        if num_devices == 0:
+            raise ModelError(f"device {name!r}: this machine has no CUDA device; use device='cpu'")
+        if (device.index or 0) >= num_devices:
+            raise ModelError(
+                f"device {name!r}: this machine has CUDA devices 0 to {num_devices - 1} only"
+            )
+    return name
 
 
 def derived_seed(seed: int, *parts: str | int) -> int:

@@ -4,12 +4,17 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 TEMPORARY_MARK = ".partial-"
+# Writers may add an ending of their own (".npy", "-wal") to the name they are given.
+_TEMPORARY = re.compile(re.escape(TEMPORARY_MARK) + r"(\d+)-([0-9a-f]{8})(?:[.-].*)?\Z", re.DOTALL)
+_OWN_TOKENS: set[str] = set()
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -48,22 +53,26 @@ def sync_file(path: Path) -> None:
 
 def temporary_sibling(path: Path) -> Path:
     """A name beside ``path`` that no finished file ever has; see :func:`remove_orphans`."""
-    return path.with_name(f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
+    token = secrets.token_hex(4)
+    _OWN_TOKENS.add(token)
+    return path.with_name(f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{token}")
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write a file at; on success it is fsynced and renamed to ``path``.
 
-    After an exception ``path`` is as it was and the temporary is gone. After SIGKILL ``path`` is
-    as it was and the temporary stays until :func:`remove_orphans`.
+    The file gets the permissions of any new file, whatever the writer gave its own (safetensors
+    keeps others out). After an exception ``path`` is as it was and the temporary is gone. After
+    SIGKILL ``path`` is as it was and the temporary stays until :func:`remove_orphans`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_sibling(path)
+    permissions = _new_file_permissions(temporary)
     try:
         yield temporary
         sync_file(temporary)
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(permissions)
         temporary.replace(path)
         sync_folder(path.parent)
     except BaseException:
@@ -90,14 +99,19 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def remove_orphans(folder: Path) -> list[Path]:
-    """Delete temporaries that dead processes left directly in ``folder``; return their paths."""
+    """Delete temporaries that dead processes left directly in ``folder``; return their paths.
+
+    Processes are known by number on this machine: a folder that several machines write to at once
+    must not be given to this.
+    """
     removed = []
     for path in folder.glob(f"*{TEMPORARY_MARK}*"):
-        owner = path.name.rsplit(TEMPORARY_MARK, 1)[1].split("-", 1)[0]
-        if owner.isdigit() and _is_alive(int(owner)):
+        match = _TEMPORARY.search(path.name)
+        if match is None or _is_in_use(int(match[1]), match[2]):
             continue
-        if path.is_dir():
-            _remove_tree(path)
+        if path.is_dir() and not path.is_symlink():
+            # Another process may be collecting the same orphan.
+            shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
         removed.append(path)
@@ -120,39 +134,50 @@ def manifest_problems(
     Names that point outside ``folder`` are problems, never opened.
     """
     problems = []
-    root = folder.resolve()
     for name, entry in manifest.items():
-        path = folder / name
-        if not path.resolve().is_relative_to(root):
-            problems.append(f"{name}: points outside {folder}")
-        elif not path.is_file():
-            problems.append(f"{name}: missing")
-        elif path.stat().st_size != entry["bytes"]:
-            problems.append(f"{name}: {path.stat().st_size} bytes, expected {entry['bytes']}")
-        elif hashes and sha256_file(path) != entry["sha256"]:
-            problems.append(f"{name}: SHA-256 differs from the manifest's")
+        try:
+            problem = _file_problem(folder, name, entry, hashes=hashes)
+        except (OSError, RuntimeError, ValueError) as error:
+            problem = f"cannot be read: {error}"
+        except (KeyError, TypeError):
+            problem = f"expected bytes and sha256 in the manifest, found {entry!r:.80}"
+        if problem:
+            problems.append(f"{name}: {problem}")
     return problems
 
 
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value
+def _file_problem(folder: Path, name: str, entry: Mapping[str, Any], *, hashes: bool) -> str:
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        return f"points outside {folder}"
+    num_bytes, sha256 = entry["bytes"], entry["sha256"]
+    if not path.is_file():
+        return "missing"
+    if path.stat().st_size != num_bytes:
+        return f"{path.stat().st_size} bytes, expected {num_bytes}"
+    if hashes and sha256_file(path) != sha256:
+        return "SHA-256 differs from the manifest's"
+    return ""
 
 
-def _is_alive(process_id: int) -> bool:
+def _new_file_permissions(unused: Path) -> int:
+    # Asking for the umask means setting it, for other threads' files too; making a file does not.
+    descriptor = os.open(unused, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        return os.fstat(descriptor).st_mode & 0o777
+    finally:
+        os.close(descriptor)
+        unused.unlink()
+
+
+def _is_in_use(process_id: int, token: str) -> bool:
     if process_id == os.getpid():
-        return True
+        # In a container every run may have this number: only the token tells ours from an orphan.
+        return token in _OWN_TOKENS
     try:
         os.kill(process_id, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True
     return True
-
-
-def _remove_tree(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
