@@ -1,0 +1,211 @@
+"""The fast pass of SIFT on the CPU: residual variances and covariances of all candidates.
+
+One pass over the candidates a pick. State beside the candidates: K·(M + 4) + t·D values.
+
+Shape legend: K candidates, M query rows (after reduction at most D), D width, t picks so far.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from ttt_adapt.selection.pool import Float64Array, squared_norms
+from ttt_adapt.types import FloatArray
+
+_BLOCK_ELEMENTS = 32768
+
+
+# A fast pass loses v to rounding as ε/λ: at these shares of the largest ‖x‖², by 6 % of λ in the worst
+# pool tried (rank three, 4096 wide). Above them v + λ stays positive and scores mean something.
+_LEAST_NOISE = {"float32": 1e-3, "float64": 1e-8}
+
+
+def resolves(precision: str, noise_var: float, max_norm2: float) -> bool:
+    """Whether a fast pass in this precision can tell λ from rounding."""
+    return noise_var >= _LEAST_NOISE[precision] * max_norm2
+
+
+# Picks between two clampings of v at zero, where thousands of picks would let rounding add up.
+CLAMP_EVERY = 16
+
+
+class Screen(Protocol):
+    """What a greedy loop needs; implemented for numpy and for tensors."""
+
+    max_norm2: float
+
+    def leader(self) -> tuple[int, float, float, float]:
+        """The best candidate, its score and ‖x‖²/(v+λ), and the runner-up's score."""
+
+    def ratio(self, position: int) -> float:
+        """‖x‖²/(v+λ) of a candidate."""
+
+    def above(self, threshold: float) -> tuple[Any, FloatArray, FloatArray, FloatArray]:
+        """Positions of candidates with at least this score, and their scores, v + λ and ‖x‖²."""
+
+    def pick(self, position: int) -> None:
+        """Condition on a candidate."""
+
+    def ban(self, position: int) -> None:
+        """Never lead with this candidate again."""
+
+
+class SingleRowScreen:
+    """For one query row: nothing but vectors of length K, and as few calls a pick as there can be."""
+
+    def __init__(
+        self,
+        candidates_KD: FloatArray,
+        queries_MD: Float64Array,
+        noise_var: float,
+        num_select: int,
+        norms2_K: FloatArray,
+    ) -> None:
+        kind = candidates_KD.dtype
+        num, width = candidates_KD.shape
+        self._candidates = candidates_KD
+        self._norms2 = norms2_K
+        self.max_norm2 = float(norms2_K.max())
+        self._noise = kind.type(noise_var)
+        self._noisy = norms2_K + self._noise
+        self._covariance = np.dot(candidates_KD, queries_MD[0].astype(kind))
+        self._scores = np.empty(num, kind)
+        self._work = np.empty(num, kind)
+        self._basis = np.empty((num_select, width), kind)
+        self._coefficients = np.empty(num_select, kind)
+        self._scale = np.empty((), kind)
+        self._share = np.empty((), kind)
+        self._num_picked = 0
+        self._banned: list[int] = []
+
+    def leader(self) -> tuple[int, float, float, float]:
+        scores = self._scores
+        np.multiply(self._covariance, self._covariance, scores)
+        np.divide(scores, self._noisy, scores)
+        if self._banned:
+            scores[self._banned] = -1.0
+        first = int(scores.argmax())
+        best = scores.item(first)
+        # Faster than a maximum: argmax is one call without a dispatcher in Python.
+        scores[first] = -1.0
+        second = scores.item(int(scores.argmax()))
+        scores[first] = best
+        return first, best, self._norms2.item(first) / self._noisy.item(first), second
+
+    def ratio(self, position: int) -> float:
+        return self._norms2.item(position) / self._noisy.item(position)
+
+    def above(self, threshold: float) -> tuple[Any, FloatArray, FloatArray, FloatArray]:
+        return _gather(threshold, self._scores, self._noisy, self._norms2)
+
+    def pick(self, position: int) -> None:
+        step = self._num_picked
+        candidate = self._candidates[position]
+        direction = self._basis[step]
+        work, scale, share = self._work, self._scale, self._share
+        root = self._noisy.item(position) ** -0.5
+        scale[()] = root
+        share[()] = self._covariance.item(position) * root
+        if step:
+            basis, coefficients = self._basis[:step], self._coefficients[:step]
+            np.dot(basis, candidate, coefficients)
+            np.dot(coefficients, basis, direction)
+            np.subtract(candidate, direction, direction)
+            np.multiply(direction, scale, direction)
+        else:
+            np.multiply(candidate, scale, direction)
+        np.dot(self._candidates, direction, work)
+        np.multiply(work, share, self._scores)
+        np.subtract(self._covariance, self._scores, self._covariance)
+        np.multiply(work, work, work)
+        np.subtract(self._noisy, work, self._noisy)
+        if not step % CLAMP_EVERY:
+            np.maximum(self._noisy, self._noise, out=self._noisy)
+        self._num_picked += 1
+
+    def ban(self, position: int) -> None:
+        self._banned.append(position)
+
+
+class RowsScreen:
+    """For several query rows: their covariances with the candidates are a matrix ``[M, K]``."""
+
+    def __init__(
+        self,
+        candidates_KD: FloatArray,
+        queries_MD: Float64Array,
+        noise_var: float,
+        num_select: int,
+        norms2_K: FloatArray,
+    ) -> None:
+        kind = candidates_KD.dtype
+        num, width = candidates_KD.shape
+        self._candidates = candidates_KD
+        self._norms2 = norms2_K
+        self.max_norm2 = float(norms2_K.max())
+        self._noise = kind.type(noise_var)
+        self._noisy = norms2_K + self._noise
+        self._covariance = np.dot(queries_MD.astype(kind), candidates_KD.T)
+        self._squares = np.einsum("mk,mk->k", self._covariance, self._covariance)
+        self._scores = np.empty(num, kind)
+        self._work = np.empty(num, kind)
+        self._basis = np.empty((num_select, width), kind)
+        self._block = max(16, _BLOCK_ELEMENTS // len(queries_MD))
+        self._num_picked = 0
+        self._banned: list[int] = []
+
+    def leader(self) -> tuple[int, float, float, float]:
+        scores = np.divide(self._squares, self._noisy, self._scores)
+        if self._banned:
+            scores[self._banned] = -1.0
+        first = int(scores.argmax())
+        best = scores.item(first)
+        scores[first] = -1.0
+        second = scores.item(int(scores.argmax()))
+        scores[first] = best
+        return first, best, self._norms2.item(first) / self._noisy.item(first), second
+
+    def ratio(self, position: int) -> float:
+        return self._norms2.item(position) / self._noisy.item(position)
+
+    def above(self, threshold: float) -> tuple[Any, FloatArray, FloatArray, FloatArray]:
+        return _gather(threshold, self._scores, self._noisy, self._norms2)
+
+    def pick(self, position: int) -> None:
+        step = self._num_picked
+        candidate = self._candidates[position]
+        basis = self._basis[:step]
+        scale = self._noisy.dtype.type(self._noisy.item(position) ** -0.5)
+        direction = np.multiply(candidate - (basis @ candidate) @ basis, scale, self._basis[step])
+        work = np.dot(self._candidates, direction, self._work)
+        shares = (self._covariance[:, position] * scale)[:, None]
+        # Blocks stay in the cache between the update and the sum of squares.
+        for start in range(0, len(work), self._block):
+            part = slice(start, start + self._block)
+            covariance = self._covariance[:, part]
+            covariance -= shares * work[None, part]
+            np.einsum("mk,mk->k", covariance, covariance, out=self._squares[part])
+        np.multiply(work, work, work)
+        np.subtract(self._noisy, work, self._noisy)
+        if not step % CLAMP_EVERY:
+            np.maximum(self._noisy, self._noise, out=self._noisy)
+        self._num_picked += 1
+
+    def ban(self, position: int) -> None:
+        self._banned.append(position)
+
+
+def _gather(
+    threshold: float, scores_K: FloatArray, noisy_K: FloatArray, norms2_K: FloatArray
+) -> tuple[Any, FloatArray, FloatArray, FloatArray]:
+    positions = np.flatnonzero(scores_K >= threshold)
+    return positions, scores_K[positions], noisy_K[positions], norms2_K[positions]
+
+
+def numpy_screen(
+    candidates_KD: FloatArray, queries_MD: Float64Array, noise_var: float, num_select: int
+) -> Screen:
+    """The right screen for the number of query rows."""
+    kind = SingleRowScreen if len(queries_MD) == 1 else RowsScreen
+    norms2 = squared_norms(candidates_KD)
+    return kind(candidates_KD, queries_MD, noise_var, num_select, norms2)
