@@ -1,0 +1,44 @@
+"""In which order the selected passages are learned from."""
+
+import numpy as np
+
+from ttt_adapt.errors import SettingsError
+from ttt_adapt.types import FloatArray, IntArray
+
+
+def training_order(scores: FloatArray, order: str, seed: int) -> IntArray:
+    """A permutation of a selection, by each passage's similarity to the query.
+
+    Args:
+        scores: float ``[n]`` similarities with the query, in order of picking.
+        order: ``nearest-first`` (the paper's; the reverse is significantly worse),
+            ``farthest-first``, ``as-selected`` or ``random``. Ties: lowest position first.
+        seed: of ``random`` only.
+
+    Returns:
+        int64 ``[n]`` positions in the selection, the first to learn from first.
+
+    Raises:
+        SettingsError: an unknown order, or scores that are no finite vector.
+
+    Source: Hardt and Sun, "Test-Time Training on Nearest Neighbors for Large Language Models".
+    """
+    values = np.asarray(scores, dtype=np.float64)
+    if values.ndim != 1 or not np.isfinite(values).all():
+        raise SettingsError(
+            f"expected a vector of finite scores, found shape {values.shape} with "
+            f"{int((~np.isfinite(values)).sum())} non-finite values"
+        )
+    if order == "nearest-first":
+        found = np.argsort(-values, kind="stable")
+    elif order == "farthest-first":
+        found = np.argsort(values, kind="stable")
+    elif order == "as-selected":
+        found = np.arange(len(values))
+    elif order == "random":
+        found = np.random.default_rng(seed).permutation(len(values))
+    else:
+        raise SettingsError(
+            f"expected order nearest-first, farthest-first, as-selected or random, found {order!r}"
+        )
+    return found.astype(np.int64)
