@@ -105,15 +105,18 @@ def jsonable(value: Any) -> Any:
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """A table on standard output, its first column left-aligned, as wide as it needs to be."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", header_style="bold", show_edge=False)
+    table = Table(header_style="bold", show_edge=False)
     for position, column in enumerate(columns):
         table.add_column(column, justify="left" if position == 0 else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     width = None if sys.stdout.isatty() else 160
-    Console(width=width, highlight=False).print(table)
+    console = Console(width=width, highlight=False)
+    console.print(f"\n[bold]{escape(title)}[/]", soft_wrap=True)
+    console.print(table)
 
 
 @contextlib.contextmanager

@@ -7,11 +7,12 @@ import typer
 
 from ttt_adapt.cli.console import (
     Assignments,
+    Config,
     DryRun,
     Json,
+    experiment,
     guarded,
     jsonable,
-    parse_assignments,
     print_json,
     print_table,
     progress_bar,
@@ -25,47 +26,53 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Build and inspect indexes over a corpus.")
 
 Folder = Annotated[Path, typer.Argument(help="The index's folder.", metavar="INDEX")]
-Corpus = Annotated[
-    str,
-    typer.Argument(
-        help="A .jsonl[.zst|.gz], text or Parquet/Arrow file, a folder, or hub:owner/name."
-    ),
-]
-Format = Annotated[
-    str, typer.Option("--format", help="auto, jsonl, text, tree, parquet, arrow or hub.")
-]
-TextColumn = Annotated[str, typer.Option("--text-column", help="Column that holds the text.")]
-OnError = Annotated[str, typer.Option("--on-error", help="Malformed records: fail or skip.")]
-Include = Annotated[
-    list[str] | None, typer.Option("--include", help="Pattern of files to read in a tree.")
-]
-Exclude = Annotated[
-    list[str] | None, typer.Option("--exclude", help="Pattern of files to leave out in a tree.")
-]
 
 
 @app.command()
 @guarded
 def build(
-    corpus: Corpus,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to make.")],
-    format: Format = "auto",
-    text_column: TextColumn = "text",
-    split: Annotated[str, typer.Option(help="Split of a hub data set.")] = "train",
-    include: Include = None,
-    exclude: Exclude = None,
+    corpus: Annotated[
+        str | None,
+        typer.Argument(
+            help="A .jsonl[.zst|.gz], text or Parquet/Arrow file, a folder, or hub:owner/name; "
+            "or `corpus` in --config."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to make.")] = ...,  # type: ignore[assignment]
+    format: Annotated[
+        str | None, typer.Option("--format", help="auto, jsonl, text, tree, parquet, arrow or hub.")
+    ] = None,
+    text_column: Annotated[str | None, typer.Option(help="Column that holds the text.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of a hub data set.")] = None,
+    include: Annotated[
+        list[str] | None, typer.Option("--include", help="Pattern of files to read in a folder.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", help="Pattern of files to leave out.")
+    ] = None,
     max_documents: Annotated[int | None, typer.Option(help="Read at most so many.")] = None,
-    on_error: OnError = "fail",
+    on_error: Annotated[
+        str | None, typer.Option("--on-error", help="Malformed records: fail or skip.")
+    ] = None,
     embedder: Annotated[
-        str, typer.Option(help="A sentence-transformers model, causal-lm:MODEL, or hashing.")
-    ] = "all-MiniLM-L6-v2",
-    factory: Annotated[str, typer.Option(help="FAISS factory string, or auto.")] = "auto",
-    memory_budget_mb: Annotated[int, typer.Option(help="For --factory auto.")] = 4096,
-    chunk_size: Annotated[int, typer.Option(help="Bytes (or tokens) a passage.")] = 1200,
-    chunk_unit: Annotated[str, typer.Option(help="bytes or tokens.")] = "bytes",
-    chunk_overlap: Annotated[int, typer.Option(help="Shared by neighbouring passages.")] = 0,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of FAISS training.")] = 0,
+        str | None,
+        typer.Option(
+            help="A sentence-transformers model (default all-MiniLM-L6-v2), causal-lm:MODEL, "
+            "or hashing."
+        ),
+    ] = None,
+    factory: Annotated[str | None, typer.Option(help="FAISS factory string, or auto.")] = None,
+    memory_budget_mb: Annotated[int | None, typer.Option(help="For factory auto.")] = None,
+    chunk_size: Annotated[
+        int | None, typer.Option(help="Bytes (or tokens) a passage; default 1200.")
+    ] = None,
+    chunk_unit: Annotated[str | None, typer.Option(help="bytes or tokens.")] = None,
+    chunk_overlap: Annotated[
+        int | None, typer.Option(help="Shared by neighbouring passages.")
+    ] = None,
+    config: Config = None,
     assignments: Assignments = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of FAISS training.")] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -74,24 +81,31 @@ def build(
     Example: ttt-adapt index build corpus.jsonl.zst -o my-index
     """
     from ttt_adapt import pipeline
-    from ttt_adapt.config import ExperimentSettings, override
     from ttt_adapt.corpus import ReadProblems
+    from ttt_adapt.errors import SettingsError
 
-    kind, _, model = embedder.partition(":")
-    named = {"hashing": {"kind": "hashing"}, "causal-lm": {"kind": "causal-lm", "model": model}}
-    settings = override(
-        ExperimentSettings(),
-        {
-            "corpus": _corpus_values(
-                corpus, format, text_column, on_error, include, exclude, split, max_documents
-            ),
-            "chunks": {"unit": chunk_unit, "size": chunk_size, "overlap": chunk_overlap},
-            "embedding": named.get(kind, {"model": embedder}),
-            "index": {"factory": factory, "memory_budget_mb": memory_budget_mb, "seed": seed},
-            **parse_assignments(assignments),
-        },
+    settings = experiment(
+        config,
+        None,
+        assignments,
+        corpus__path=corpus,
+        corpus__format=format,
+        corpus__text_column=text_column,
+        corpus__split=split,
+        corpus__include=tuple(include) if include else None,
+        corpus__exclude=tuple(exclude) if exclude else None,
+        corpus__max_documents=max_documents,
+        corpus__on_error=on_error,
+        chunks__size=chunk_size,
+        chunks__unit=chunk_unit,
+        chunks__overlap=chunk_overlap,
+        index__factory=factory,
+        index__memory_budget_mb=memory_budget_mb,
+        index__seed=seed,
+        **_embedding_options(embedder),
     )
-    assert settings.corpus is not None
+    if settings.corpus is None:
+        raise SettingsError("expected a corpus to index, found none; name a file or folder")
     if dry_run:
         plan = pipeline.plan_index(settings.corpus, chunks=settings.chunks, index=settings.index)
         _show(plan, as_json, "would build")
@@ -99,7 +113,7 @@ def build(
     problems = ReadProblems()
     with progress_bar("reading") as update:
         # Counting costs a percent of embedding, and gives the bar a time left.
-        streamed = settings.corpus.format == "hub" or corpus.startswith("hub:")
+        streamed = settings.corpus.format == "hub" or settings.corpus.path.startswith("hub:")
         plan = {} if streamed else pipeline.plan_index(settings.corpus, chunks=settings.chunks)
         info = pipeline.build_index(
             settings.corpus,
@@ -162,10 +176,10 @@ def search(
         print_json({"passages": picked.sources()})
         return
     rows = [
-        [source.source or source.passage_id, f"{source.score:.3f}", _snippet(source.text)]
+        [source.passage_id, f"{source.score:.3f}", _snippet(source.text)]
         for source in picked.sources()
     ]
-    print_table("nearest passages", ["source", "similarity", "text"], rows)
+    print_table("nearest passages", ["passage", "similarity", "text"], rows)
 
 
 @app.command()
@@ -199,10 +213,10 @@ def verify(
 @guarded
 def add(
     folder: Folder,
-    corpus: Corpus,
-    format: Format = "auto",
-    text_column: TextColumn = "text",
-    on_error: OnError = "fail",
+    corpus: Annotated[str, typer.Argument(help="As for `index build`.")],
+    format: Annotated[str, typer.Option("--format", help="As for `index build`.")] = "auto",
+    text_column: Annotated[str, typer.Option(help="Column that holds the text.")] = "text",
+    on_error: Annotated[str, typer.Option(help="Malformed records: fail or skip.")] = "fail",
     as_json: Json = False,
 ) -> None:
     """Add a corpus' documents to an index; documents it already holds are skipped.
@@ -213,10 +227,13 @@ def add(
     from ttt_adapt.config import CorpusSettings, make_settings
     from ttt_adapt.corpus import ReadProblems
 
-    values = _corpus_values(corpus, format, text_column, on_error, None, None, "train", None)
-    settings: CorpusSettings = make_settings(CorpusSettings, values, where=corpus)
+    settings = make_settings(
+        CorpusSettings,
+        {"path": corpus, "format": format, "text_column": text_column, "on_error": on_error},
+        where=corpus,
+    )
     problems = ReadProblems()
-    with progress_bar("embedding passages") as update:
+    with progress_bar("reading") as update:
         info = pipeline.add_documents(
             settings, folder, progress=pipeline.build_progress(update), problems=problems
         )
@@ -224,26 +241,15 @@ def add(
     _show(_info(info), as_json, str(folder))
 
 
-def _corpus_values(
-    path: str,
-    format: str,
-    text_column: str,
-    on_error: str,
-    include: list[str] | None,
-    exclude: list[str] | None,
-    split: str,
-    max_documents: int | None,
-) -> dict[str, Any]:
-    return {
-        "path": path,
-        "format": format,
-        "text_column": text_column,
-        "on_error": on_error,
-        "include": tuple(include or ()),
-        "exclude": tuple(exclude or ()),
-        "split": split,
-        "max_documents": max_documents,
-    }
+def _embedding_options(embedder: str | None) -> dict[str, Any]:
+    if embedder is None:
+        return {}
+    kind, _, model = embedder.partition(":")
+    if kind == "hashing":
+        return {"embedding__kind": "hashing"}
+    if kind == "causal-lm":
+        return {"embedding__kind": "causal-lm", "embedding__model": model}
+    return {"embedding__model": embedder}
 
 
 def _tell(problems: "ReadProblems") -> None:

@@ -131,11 +131,11 @@ def _print(prediction: "Prediction") -> None:
 def _print_sources(sources: "tuple[Source, ...]") -> None:
     rows = [
         [
-            source.source or source.passage_id,
+            source.passage_id,
             f"{source.score:.3f}",
             " ".join(source.text.split())[:60],
         ]
         for source in sources[:10]
     ]
     more = f", first 10 of {len(sources)}" if len(sources) > 10 else ""
-    print_table(f"learned from{more}", ["source", "similarity", "text"], rows)
+    print_table(f"learned from{more}", ["passage", "similarity", "text"], rows)

@@ -81,7 +81,7 @@ def select(
         return
     rows = [
         [
-            source.source or source.passage_id,
+            source.passage_id,
             f"{source.score:.3f}",
             f"{source.gain:.4f}",
             f"{source.posterior_var:.4f}",
@@ -91,7 +91,7 @@ def select(
     ]
     print_table(
         f"{selection.method}, in order of picking",
-        ["source", "similarity", "gain", "variance left", "text"],
+        ["passage", "similarity", "gain", "variance left", "text"],
         rows,
     )
     say(

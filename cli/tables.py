@@ -43,7 +43,7 @@ def print_examples(out: Path, names: Sequence[str], num_sources: int = 5) -> Non
             continue
         first = read_results(out / name / "results.jsonl")[0]
         rows = [
-            [source.source or source.passage_id, f"{source.score:.3f}", f"{source.gain:.4f}"]
+            [source.passage_id, f"{source.score:.3f}", f"{source.gain:.4f}"]
             for source in first.sources[:num_sources]
         ]
         title = f"{first.query_id.split('@')[0]}: {name} learned from, among others"

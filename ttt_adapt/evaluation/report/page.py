@@ -243,7 +243,7 @@ def _passages(passages: tuple[Learnt, ...], first: int) -> Markup:
                 "li",
                 tag(
                     "div",
-                    tag("b", f"{number}. {shorten(source.source or source.passage_id, 90)}"),
+                    tag("b", f"{number}. {shorten(source.passage_id, 90)}"),
                     " ",
                     ", ".join(numbers),
                     " ",
