@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ttt_adapt.cli.console import Json, Seed, guarded, print_json, progress_bar, say
+from ttt_adapt.cli.console import DryRun, Json, Seed, guarded, print_json, progress_bar, say
 
 
 @guarded
@@ -17,6 +17,7 @@ def demo(
         int | None, typer.Option(help="Processes that adapt; default: one a core, at most 4.")
     ] = None,
     seed: Seed = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Index Python source, hold some modules out, adapt the bundled model to each, compare.
@@ -24,8 +25,12 @@ def demo(
     Example: ttt-adapt demo
     """
     from ttt_adapt.cli.tables import print_comparison, print_examples
-    from ttt_adapt.demo import run_demo
+    from ttt_adapt.demo import plan_demo, run_demo
 
+    if dry_run:
+        plan = plan_demo(seed or 0)
+        print_json(plan) if as_json else say(", ".join(f"{k}: {v}" for k, v in plan.items()))
+        return
     with progress_bar("demo") as update:
         result = run_demo(out, seed=seed or 0, workers=workers, report=say, progress=update)
     if as_json:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ttt_adapt import pipeline
 from ttt_adapt.config import (
@@ -93,7 +94,8 @@ def run_demo(
     started = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     processes = min(4, num_cpus()) if workers is None else workers
-    write_data(out, seed)
+    for name, files in split_files(seed).items():
+        _write(out / f"{name}.jsonl", files)
     report("1/4  indexing Python source")
     info = pipeline.build_index(
         out / "corpus.jsonl", out / "index", progress=pipeline.build_progress(progress)
@@ -146,8 +148,19 @@ def run_demo(
     )
 
 
-def write_data(out: Path, seed: int) -> None:
-    """Write ``corpus.jsonl``, ``validation.jsonl`` and ``test.jsonl`` in the Pile's format."""
+def plan_demo(seed: int = 0) -> dict[str, Any]:
+    """What the demonstration would read and do, without doing it."""
+    parts = split_files(seed)
+    num_choosing = NUM_VALIDATION * 10 * (len(RATES) + len(NOISE_VARS))
+    return {
+        **{f"num_{name}_files": len(files) for name, files in parts.items()},
+        "num_corpus_bytes": sum(len(file.text.encode()) for file in parts["corpus"]),
+        "num_training_steps": num_choosing + NUM_TEST * STEPS[-1] * 3,
+    }
+
+
+def split_files(seed: int) -> dict[str, list[SourceFile]]:
+    """Files of the corpus, and one file of each held-out validation and test module."""
     files = list(python_files())
     by_module: dict[str, list[SourceFile]] = {}
     for file in files:
@@ -168,9 +181,11 @@ def write_data(out: Path, seed: int) -> None:
             if used + len(file.text) <= CORPUS_BYTES:
                 corpus.append(file)
                 used += len(file.text)
-    _write(out / "corpus.jsonl", sorted(corpus, key=lambda file: file.id))
-    _write(out / "validation.jsonl", [by_module[name][0] for name in validation])
-    _write(out / "test.jsonl", [by_module[name][0] for name in test])
+    return {
+        "corpus": sorted(corpus, key=lambda file: file.id),
+        "validation": [by_module[name][0] for name in validation],
+        "test": [by_module[name][0] for name in test],
+    }
 
 
 def python_files() -> Iterator[SourceFile]:
