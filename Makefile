@@ -20,6 +20,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PINS := $(VENV)/constraints.txt
 # Whatever is missing must show as missing, not as a wait for the network.
 OFFLINE := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# Tests compute with tiny matrices: a second thread costs more than it does.
+TESTING := $(OFFLINE) OMP_NUM_THREADS=1
 
 GPU_TESTS = $(shell grep -rlE 'mark\.gpu\b' tests --include='test_*.py')
 GPU_BENCHMARKS = $(shell grep -lse '--device' $(BENCHMARKS))
@@ -36,13 +38,13 @@ demo: $(VENV)/.demo-ready ## index this machine's Python source, adapt the bundl
 	$(OFFLINE) $(BIN)/ttt-adapt demo $(DEMO_OPTIONS)
 
 test: $(VENV)/.dev-ready ## run every test that needs no GPU
-	$(OFFLINE) $(BIN)/pytest -m 'not gpu' $(PYTEST_OPTIONS)
+	$(TESTING) $(BIN)/pytest -m 'not gpu' $(PYTEST_OPTIONS)
 
 check: $(VENV)/.dev-ready ## lint, format, types, the rules of the house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(OFFLINE) $(BIN)/pytest -q tests/test_house.py tests/test_house_imports.py tests/test_exports.py
+	$(TESTING) $(BIN)/pytest -q tests/test_house.py tests/test_house_imports.py tests/test_exports.py
 
 bench: $(VENV)/.bench-ready ## run the benchmarks, the quick form where there is one
 	@set -e; for file in $(BENCHMARKS); do \

@@ -143,8 +143,10 @@ class SelectionSettings(Settings):
         "nearest", "nearest-distinct", "sift", "sift-fast", "uncertainty", "mmr", "random"
     ] = "sift"
     num_select: PositiveInt = 50
-    noise_var: Positive = 0.01
-    """λ: small values spend picks on diversity, large ones on relevance."""
+    noise_var: Positive = 0.1
+    """λ: small values spend picks on diversity, large ones on relevance. The paper has 0.01 for
+    its encoder; with the default one, validation text has preferred 0.1 and more. Choose it on
+    text you don't report on."""
     alpha: Positive | None = None
     """Adaptive stopping: keep picking while σ_n ≤ 1/(α n). ``None``: never stop early."""
     mmr_relevance: Fraction = 0.7
@@ -160,7 +162,8 @@ class AdaptationSettings(Settings):
 
     method: Literal["none", "in-context", "full", "lora"] = "full"
     optimizer: Literal["adam", "adamw"] = "adam"
-    learning_rate: Positive = 5e-5
+    learning_rate: Positive | None = None
+    """``None``: by the model's size, see :func:`ttt_adapt.adaptation.default_learning_rate`."""
     beta1: Momentum = 0.9
     beta2: Momentum = 0.999
     epsilon: Positive = 1e-8

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ttt_adapt.adaptation import create_adapter
+from ttt_adapt.adaptation import create_adapter, default_learning_rate
 from ttt_adapt.config import AdaptationSettings
 from ttt_adapt.models import LanguageModel, wrap_language_model
 from ttt_adapt.testing import sample_text, tiny_model, tiny_tokenizer
@@ -42,7 +42,7 @@ def naive(
     kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = kind(
-        parameters, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2),
+        parameters, lr=settings.learning_rate or 3e-4, betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon, weight_decay=settings.weight_decay,
     )  # fmt: skip
     losses = []
@@ -175,3 +175,13 @@ def test_bfloat16_models_learn_in_float32(method: str) -> None:
 def test_learning_lowers_the_loss() -> None:
     _, learned = adapt(tiny(), AdaptationSettings(epochs=8, **SETTINGS), TEXTS[:1])
     assert learned.losses_nats[-1] < learned.losses_nats[0] - 0.1
+
+
+def test_rate_left_open_is_the_small_models() -> None:
+    lm = tiny("llama")
+    open_, set_ = (
+        adapt(lm, AdaptationSettings(learning_rate=rate, precision="float32"), ["some text"])
+        for rate in (None, 3e-4)
+    )
+    assert torch.equal(open_[0], set_[0])
+    assert [default_learning_rate(size) for size in (7_000_000, 124_000_000)] == [3e-4, 5e-5]

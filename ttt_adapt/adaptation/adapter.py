@@ -13,7 +13,7 @@ from ttt_adapt.adaptation.chunks import make_curriculum, make_prefix
 from ttt_adapt.adaptation.full import FullWeights
 from ttt_adapt.adaptation.learning import QueryLearning
 from ttt_adapt.adaptation.lora import LoraWeights
-from ttt_adapt.adaptation.optimizer import make_optimizer
+from ttt_adapt.adaptation.optimizer import default_learning_rate, make_optimizer
 from ttt_adapt.adaptation.plastic import PlasticWeights
 from ttt_adapt.config import AdaptationSettings
 from ttt_adapt.errors import AdaptationError, ModelError, SettingsError
@@ -56,6 +56,10 @@ class Adapter:
 
     def __init__(self, lm: LanguageModel, settings: AdaptationSettings) -> None:
         self.lm = lm
+        if settings.learning_rate is None:
+            size = sum(parameter.numel() for parameter in lm.model.parameters())
+            rate = default_learning_rate(size)
+            settings = settings.model_copy(update={"learning_rate": rate})
         self.settings = settings
         self._closed = False
         self._max_length = _chunk_length(lm, settings)
