@@ -6,7 +6,6 @@ import torch
 
 from ttt_adapt.config import AdaptationSettings
 
-
 SMALL_MODEL = 50_000_000
 
 
