@@ -119,6 +119,21 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     console.print(table)
 
 
+def print_facts(title: str, facts: dict[str, str]) -> None:
+    """Names and what is known under them, a line each; empty ones are left out."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        if value:
+            table.add_row(f"[dim]{escape(name)}[/]", escape(value))
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
+    console.print(table)
+
+
 @contextlib.contextmanager
 def progress_bar(description: str, total: int | None = None) -> Iterator[Callable[..., None]]:
     """A bar with rate and time left on standard error; yields ``update(done, total, text)``."""

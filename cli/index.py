@@ -13,6 +13,7 @@ from ttt_adapt.cli.console import (
     experiment,
     guarded,
     jsonable,
+    print_facts,
     print_json,
     print_table,
     progress_bar,
@@ -22,6 +23,7 @@ from ttt_adapt.cli.console import (
 
 if TYPE_CHECKING:
     from ttt_adapt.corpus import ReadProblems
+    from ttt_adapt.indexes import IndexInfo
 
 app = typer.Typer(no_args_is_help=True, help="Build and inspect indexes over a corpus.")
 
@@ -125,7 +127,7 @@ def build(
             problems=problems,
         )
     _tell(problems)
-    _show(_info(info), as_json, str(out))
+    _show_info(info, as_json, out)
 
 
 @app.command()
@@ -137,7 +139,7 @@ def info(folder: Folder, as_json: Json = False) -> None:
     """
     from ttt_adapt.indexes import Index
 
-    _show(_info(Index.open(folder).info), as_json, str(folder))
+    _show_info(Index.open(folder).info, as_json, folder)
 
 
 @app.command()
@@ -238,7 +240,7 @@ def add(
             settings, folder, progress=pipeline.build_progress(update), problems=problems
         )
     _tell(problems)
-    _show(_info(info), as_json, str(folder))
+    _show_info(info, as_json, folder)
 
 
 def _embedding_options(embedder: str | None) -> dict[str, Any]:
@@ -267,18 +269,34 @@ def _snippet(text: str, length: int = 60) -> str:
 def _show(values: dict[str, Any], as_json: bool, title: str) -> None:
     if as_json:
         print_json(values)
+    else:
+        print_facts(title, {key.replace("_", " "): _plain(item) for key, item in values.items()})
+
+
+def _show_info(info: "IndexInfo", as_json: bool, folder: Path) -> None:
+    if as_json:
+        print_json(info)
         return
-    rows = []
-    for key, value in values.items():
-        if isinstance(value, float):
-            rows.append([key, f"{value:.4g}"])
-        elif isinstance(value, dict):
-            rows += [[f"{key}.{inner}", str(item)] for inner, item in value.items()]
-        else:
-            rows.append([key, f"{value:,}" if isinstance(value, int) else str(value)])
-    print_table(title, ["", ""], rows)
+    chunks, corpus = info.origin["chunks"], info.origin["corpus"]
+    facts = {
+        "passages": f"{info.num_passages:,} of {info.num_documents:,} documents",
+        "on disk": f"{info.num_bytes / 1e6:,.1f} MB, {info.dimension} dimensions",
+        "index": info.explanation,
+        "embedder": f"{info.embedder_description} ({info.embedder_fingerprint[:12]})",
+        "corpus": f"{corpus['path']}, cut at {chunks['size']} {chunks['unit']}",
+        "seconds": ", ".join(f"{stage} {s:.1f}" for stage, s in info.seconds.items() if s >= 0.05),
+        "continued": f"{info.num_resumed:,} passages were there" if info.num_resumed else "",
+        "left out": _count(info.num_skipped_documents, "documents were there already"),
+        "note": " ".join(info.notes),
+    }
+    print_facts(str(folder), facts)
 
 
-def _info(info: Any) -> dict[str, Any]:
-    values: dict[str, Any] = jsonable(info)
-    return values
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number else ""
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
