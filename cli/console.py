@@ -7,7 +7,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 
 import typer
 
@@ -110,7 +110,8 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
     table = Table(header_style="bold", show_edge=False)
     for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position == 0 else "right", no_wrap=True)
+        justify: Literal["left", "right"] = "left" if column == "text" or not position else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
     for row in rows:
         table.add_row(*map(escape, row))
     width = None if sys.stdout.isatty() else 160

@@ -1,6 +1,7 @@
 """A small real world that several rooms test against: a corpus, its index, a language model."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ from ttt_adapt.config import (
     SelectionSettings,
 )
 from ttt_adapt.testing import sample_text, tiny_model, tiny_tokenizer
+
+# A run in the background is started with Ctrl-C ignored, and so would be the processes it starts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def write_documents(path: Path, first: int, last: int) -> Path:

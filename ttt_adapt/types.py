@@ -6,6 +6,7 @@ Shape legend: N passages, K candidates, M query rows, D embedding width.
 Arrays are numpy; they are not copied on the way and must not be written to.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -140,7 +141,7 @@ class Score:
     @property
     def bits_per_byte(self) -> float:
         """nats / (ln 2 · bytes); NaN for an empty text."""
-        return self.nats / (np.log(2.0) * self.num_bytes) if self.num_bytes else float("nan")
+        return self.nats / (math.log(2.0) * self.num_bytes) if self.num_bytes else float("nan")
 
 
 @dataclass(frozen=True, slots=True)

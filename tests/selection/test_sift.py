@@ -65,7 +65,8 @@ def full_matrix_picks(
 def assert_exact_at_tiny_noise(found: Selection, prior: float) -> None:
     """A solve tells nothing of single gains here; what must hold still does."""
     assert np.isfinite(found.gains).all() and np.all(found.gains >= 0.0)
-    assert found.posterior_var[-1] <= prior
+    assert found.posterior_var[-1] <= found.prior_var
+    assert found.prior_var == pytest.approx(prior, rel=1e-12)
 
 
 def assert_greedy(found: Selection, pool: Matrix, queries: Matrix, noise_var: float) -> None:
