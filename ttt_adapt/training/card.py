@@ -36,16 +36,17 @@ def write_model(
     folder: Path,
 ) -> None:
     """Save weights in float16, the tokenizer and the model card into ``folder``."""
-    from transformers import PreTrainedTokenizerFast
+    import transformers
 
     half = type(model)(model.config)
     half.load_state_dict(model.state_dict())
     half = half.to(torch.float16)
     half.config.use_cache = True
     half.generation_config.use_cache = True
+    transformers.utils.logging.disable_progress_bar()
     half.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)
-    make: Any = PreTrainedTokenizerFast  # its constructor has no types
+    make: Any = transformers.PreTrainedTokenizerFast  # its constructor has no types
     make(
         tokenizer_object=tokenizer,
         bos_token=BEGINNING,
