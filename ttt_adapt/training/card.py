@@ -43,7 +43,8 @@ def write_model(
     half = half.to(torch.float16)
     half.config.use_cache = True
     half.generation_config.use_cache = True
-    transformers.utils.logging.disable_progress_bar()
+    console: Any = transformers.utils.logging  # its functions have no types
+    console.disable_progress_bar()
     half.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)
     make: Any = transformers.PreTrainedTokenizerFast  # its constructor has no types
