@@ -86,6 +86,21 @@ def test_continuations_side_by_side(
     assert (again.base, again.adapted) == (found.base, found.adapted)
 
 
+def test_prefix_is_nearest_first_whatever_the_order_of_learning(
+    world: Path, settings: ExperimentSettings, lm: LanguageModel
+) -> None:
+    text = sample_text(8, 30)
+    found = {}
+    for method in ("in-context", "full"):
+        chosen = override(
+            settings, {"adaptation.method": method, "adaptation.order": "farthest-first"}
+        )
+        prediction = pipeline.predict(text, world / "index", settings=chosen, lm=lm)
+        found[method] = [source.score for source in prediction.sources]
+    assert found["in-context"] == sorted(found["in-context"], reverse=True)
+    assert found["full"] == sorted(found["full"])
+
+
 @pytest.mark.parametrize("text", ["", " \n\t"])
 def test_empty_text_is_refused(world: Path, settings: ExperimentSettings, text: str) -> None:
     with pytest.raises(UserError, match="empty"):

@@ -54,9 +54,10 @@ def make_plan(
     adaptation: AdaptationSettings,
     seed: int,
 ) -> Plan:
-    """Put a selection into training order."""
+    """Put a selection into training order; what is only read as a prefix is nearest first."""
     query_id = picked.query.id
-    order = training_order(picked.scores, adaptation.order, derived_seed(seed, query_id, "order"))
+    wanted = "nearest-first" if adaptation.method == "in-context" else adaptation.order
+    order = training_order(picked.scores, wanted, derived_seed(seed, query_id, "order"))
     sources = picked.sources([int(position) for position in order])
     return Plan(
         query_id=query_id,
