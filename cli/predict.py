@@ -81,7 +81,11 @@ def predict(
             seed=settings.seed,
         )
         num_bytes = sum(len(passage.text.encode()) for passage in picked.passages)
-        plan = {"passages": len(picked.passages), "bytes": num_bytes, "settings": str(settings)}
+        plan = {
+            "passages": len(picked.passages),
+            "bytes": num_bytes,
+            "settings": settings.model_dump(mode="json"),
+        }
         print_json(plan) if as_json else say(
             f"would learn from {len(picked.passages)} passages, {num_bytes:,} bytes"
         )

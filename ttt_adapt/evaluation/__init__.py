@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ttt_adapt.evaluation.report import write_report
     from ttt_adapt.evaluation.scoring import (
         LossyTokenizerWarning,
-        beginning_token,
         bits_per_byte,
         model_max_length,
         warn_if_lossy,
@@ -40,7 +39,6 @@ _MODULES = {
     "report": ("write_report",),
     "scoring": (
         "LossyTokenizerWarning",
-        "beginning_token",
         "bits_per_byte",
         "model_max_length",
         "warn_if_lossy",
@@ -65,7 +63,6 @@ __all__ = [
     "StepSummary",
     "Summary",
     "Window",
-    "beginning_token",
     "bits_per_byte",
     "choose_documents",
     "compare",

@@ -28,6 +28,7 @@ from torch import Tensor
 from ttt_adapt.errors import ModelError, SettingsError, UserError
 from ttt_adapt.evaluation.scores import add_scores
 from ttt_adapt.evaluation.windows import Window, check_lengths, make_windows
+from ttt_adapt.models import beginning_token
 from ttt_adapt.types import BitsPerByte, Score
 
 MAX_BATCH_LOGITS = 2**27
@@ -137,16 +138,6 @@ def bits_per_byte(
         for parts, count, ids in zip(nats, num_bytes, tokens, strict=True)
     )
     return BitsPerByte(add_scores(scores), scores)
-
-
-def beginning_token(tokenizer: Any) -> int:
-    """The id read before a text: bos, else eos, as lm-evaluation-harness chooses it."""
-    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return int(token)
-    raise ModelError(
-        "the tokenizer has neither a bos nor an eos token to read before a text; set one"
-    )
 
 
 def model_max_length(model: Any, tokenizer: Any) -> int | None:

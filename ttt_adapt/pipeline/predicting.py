@@ -9,7 +9,7 @@ from ttt_adapt.evaluation import make_query
 from ttt_adapt.indexes import Index
 from ttt_adapt.models import LanguageModel, generate, load_language_model
 from ttt_adapt.pipeline.building import open_index
-from ttt_adapt.pipeline.running import Plan, Runner, make_plan
+from ttt_adapt.pipeline.running import Runner, make_plan
 from ttt_adapt.pipeline.selecting import Picked, Query, pick, retrieve
 from ttt_adapt.types import Document, Embedder, Learned, Prediction, Source
 
@@ -116,6 +116,3 @@ def _pick(
     opened = open_index(index) if isinstance(index, Path) else index
     (found,) = retrieve([query], *opened, settings.retrieval)
     return pick(found, opened[0], settings.selection, settings.retrieval, settings.seed)
-
-
-__all__ = ["Continuation", "Plan", "continue_prompt", "predict"]

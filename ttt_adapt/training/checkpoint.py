@@ -40,7 +40,7 @@ def save_checkpoint(
     target = folder / f"step-{step:08d}"
     temporary = temporary_sibling(target)
     temporary.mkdir()
-    tensors = {f"model.{name}": value.detach() for name, value in unique_parameters(model).items()}
+    tensors = {f"model.{name}": value.detach() for name, value in model.named_parameters()}
     for position, optimizer in enumerate(optimizers):
         for index, entries in optimizer.state_dict()["state"].items():
             for entry, value in entries.items():
@@ -85,7 +85,7 @@ def load_checkpoint(
         )
     tensors = load_file(newest / "state.safetensors")
     with torch.no_grad():
-        for name, parameter in unique_parameters(model).items():
+        for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"model.{name}"])
     for position, optimizer in enumerate(optimizers):
         layout = optimizer.state_dict()
@@ -97,11 +97,6 @@ def load_checkpoint(
                 entries.setdefault(int(index), {})[entry] = value
         optimizer.load_state_dict({"state": entries, "param_groups": layout["param_groups"]})
     return state
-
-
-def unique_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by name, each tied one once."""
-    return dict(model.named_parameters())
 
 
 def _finished(folder: Path) -> list[Path]:
