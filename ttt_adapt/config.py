@@ -42,6 +42,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 """What numpy, torch and FAISS all accept."""
 
@@ -255,7 +256,7 @@ class SourceSettings(CorpusSettings):
 
 
 class PretrainSettings(Settings):
-    """A language model trained from scratch. Owner: ``ttt_adapt.training``."""
+    """A language model trained from scratch, or further. Owner: ``ttt_adapt.training``."""
 
     name: str
     data_description: str = ""
@@ -268,6 +269,11 @@ class PretrainSettings(Settings):
     num_layers: PositiveInt = 6
     num_heads: PositiveInt = 4
     max_length: PositiveInt = 1024
+    initial_model: str | None = None
+    """Begin with this model's weights and tokenizer (a bundled name or a directory, of the shape
+    given here) and a new warm-up, instead of random weights."""
+    skip_tokens: NonNegativeInt = 0
+    """Tokens of the packed mixture to pass over: those that ``initial_model`` has read."""
     early_length: PositiveInt | None = None
     """Before the rate falls, sequences are cut to this: cheaper, and long contexts are learned
     late anyway. Must divide ``max_length``. ``None``: full length throughout."""

@@ -14,10 +14,15 @@ import torch
 from safetensors.torch import load_file
 
 from ttt_adapt.config import PretrainSettings, SourceSettings
-from ttt_adapt.errors import AdaptationError, CorpusError, FingerprintMismatchError
+from ttt_adapt.errors import (
+    AdaptationError,
+    CorpusError,
+    FingerprintMismatchError,
+    ModelError,
+)
 from ttt_adapt.storage import sha256_file
 from ttt_adapt.testing import sample_text
-from ttt_adapt.training import plan_pretraining, pretrain
+from ttt_adapt.training import plan_pretraining, pretrain, pretraining
 
 
 def silent(_: str) -> None:
@@ -160,3 +165,50 @@ def test_plan_counts_what_the_run_has(tmp_path: Path) -> None:
     assert plan["num_steps"] == result.num_steps
     tensors = load_file(tmp_path / "m" / "model.safetensors")
     assert plan["num_parameters"] == sum(tensor.numel() for tensor in tensors.values())
+
+
+def test_continues_a_finished_model_where_it_stopped_reading(tmp_path: Path) -> None:
+    corpus(tmp_path)
+    first = tmp_path / "first"
+    pretrain(tiny_settings(), first, data_root=tmp_path, report=silent)
+    used = 32 * 4 * 12
+    settings = tiny_settings(initial_model=str(first), skip_tokens=used, num_tokens=32 * 4 * 2)
+    result = pretrain(settings, tmp_path / "more", data_root=tmp_path, report=silent)
+    assert (tmp_path / "more" / "tokenizer.json").read_bytes() == (
+        first / "tokenizer.json"
+    ).read_bytes()
+    begun, ended = (
+        float((folder / "loss.csv").read_text().splitlines()[1].split(",")[1])
+        for folder in (tmp_path / "more", first)
+    )
+    assert begun < ended - 0.3 and result.num_steps == 2
+    assert "of them before" in (tmp_path / "more" / "README.md").read_text()
+
+
+def test_skipped_tokens_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus(tmp_path)
+    read: dict[str, list[bytes]] = {}
+    original = pretraining._Run._loss
+
+    for name, skip in (("all", 0), ("rest", 32 * 4 * 2)):
+        blocks: list[bytes] = read.setdefault(name, [])
+
+        def loss(
+            run: Any, batch: torch.Tensor, length: int, blocks: list[bytes] = blocks
+        ) -> torch.Tensor:
+            if run.model.training:
+                blocks.append(batch.numpy().tobytes())
+            return original(run, batch, length)
+
+        monkeypatch.setattr(pretraining._Run, "_loss", loss)
+        settings = tiny_settings(skip_tokens=skip, num_tokens=32 * 4 * 6)
+        pretrain(settings, tmp_path / name, data_root=tmp_path, report=silent)
+    assert read["rest"][:8] == read["all"][4:]
+
+
+def test_initial_model_of_another_shape(tmp_path: Path) -> None:
+    corpus(tmp_path)
+    pretrain(tiny_settings(), tmp_path / "first", data_root=tmp_path, report=silent)
+    settings = tiny_settings(initial_model=str(tmp_path / "first"), hidden_size=64)
+    with pytest.raises(ModelError, match=r"weights differ.*pretrain\.toml"):
+        pretrain(settings, tmp_path / "more", data_root=tmp_path, report=silent)

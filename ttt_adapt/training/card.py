@@ -69,8 +69,9 @@ def model_card(
 ) -> str:
     """The card: what the model is, what it saw, how it was trained, what it is not for."""
     description = mixture.description
-    used = len(losses) * settings.batch_size * settings.max_length
+    used = settings.skip_tokens + len(losses) * settings.batch_size * settings.max_length
     share = used / max(1, len(mixture.train))
+    before = f", {settings.skip_tokens / 1e6:.1f} of them before" if settings.skip_tokens else ""
     rows = "\n".join(
         f"| {entry['name']} | {entry['fraction']:.0%} | {entry['num_documents']:,} "
         f"| {entry['num_bytes'] / 1e6:.1f} | {entry['num_tokens'] / 1e6:.2f} |"
@@ -92,7 +93,7 @@ tests; on its own it is a weak model. It can repeat mistakes, names and opinions
 feed-forward {settings.intermediate_size} |
 | vocabulary | byte-level BPE, {settings.vocab_size:,}; `{BEGINNING}` begins and ends every text |
 | context | {settings.max_length} tokens{early} |
-| tokens seen | {used / 1e6:.1f} million, {share:.2f} passes over the mixture below |
+| tokens seen | {used / 1e6:.1f} million, {share:.2f} passes over the mixture below{before} |
 | optimizer | {settings.optimizer}, peak rate {settings.learning_rate:g}, \
 batches of {settings.batch_size * settings.max_length:,} tokens, seed {settings.seed} |
 | schedule | warm-up {settings.warmup_fraction:.0%}, constant, linear decay over the last \

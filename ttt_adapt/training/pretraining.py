@@ -1,4 +1,4 @@
-"""Train a small Llama-architecture language model from scratch on a mixture of corpora.
+"""Train a small Llama-architecture language model, from scratch or further, on a mixture of corpora.
 
 The output folder is a model directory that ``transformers`` loads (``config.json``,
 ``model.safetensors`` in half precision, tokenizer) with ``README.md`` (the model card),
@@ -18,20 +18,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional
 
+from ttt_adapt.adaptation.attention import dense_attention
 from ttt_adapt.config import PretrainSettings, to_toml
-from ttt_adapt.errors import AdaptationError, CorpusError
+from ttt_adapt.errors import AdaptationError, CorpusError, ModelError
+from ttt_adapt.models.checkpoints import require_safetensors, resolve_model, weight_files
 from ttt_adapt.runtime import keep_freed_memory
 from ttt_adapt.storage import atomic_write, stable_hash
 from ttt_adapt.training.card import write_model
 from ttt_adapt.training.checkpoint import load_checkpoint, save_checkpoint
+from ttt_adapt.training.distributed import World, joined_world
 from ttt_adapt.training.mixture import Mixture, packed_blocks, prepare_mixture, sampled_texts
 from ttt_adapt.training.schedule import learning_rate_factor
 from ttt_adapt.training.tokenizer import save_tokenizer, train_tokenizer
 
 TOKENIZER_BYTES = 40_000_000
+TIED = "lm_head.weight"
 
 # What may change between a checkpoint and its continuation: how long and how often, not what.
 EXTENSIBLE = (
@@ -90,20 +95,38 @@ def pretrain(
         AdaptationError: the loss became NaN or infinite.
     """
     keep_freed_memory()
+    with joined_world() as world:
+        return _pretrain(settings, folder, data_root, stop_after, report, world)
+
+
+def _pretrain(
+    settings: PretrainSettings,
+    folder: Path,
+    data_root: Path,
+    stop_after: int | None,
+    report: Callable[[str], None],
+    world: World,
+) -> PretrainResult:
+    say = report if world.leads else _say_nothing
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _obtain_tokenizer(settings, folder, data_root, report)
-    mixture = prepare_mixture(settings, folder / "tokens", tokenizer, root=data_root, report=report)
-    run = _Run(settings, folder, tokenizer, mixture, report)
+    if not world.leads:
+        world.barrier()  # until the files are there
+    tokenizer = _obtain_tokenizer(settings, folder, data_root, say)
+    mixture = prepare_mixture(settings, folder / "tokens", tokenizer, root=data_root, report=say)
+    if world.leads:
+        world.barrier()
+    run = _Run(settings, folder, mixture, say, world)
     try:
         run.train(stop_after)
     except KeyboardInterrupt:
         run.save()
-        report(f"interrupted: saved after step {run.step}; the same command continues")
+        say(f"interrupted: saved after step {run.step}; the same command continues")
         raise
     finished = run.step >= run.num_steps
-    if finished:
+    if finished and world.leads:
         run.write_losses()
         write_model(run.model, tokenizer, settings, mixture, run.losses, run.elapsed_s, folder)
+    world.barrier()
     return PretrainResult(
         folder=folder,
         num_steps=run.step,
@@ -162,6 +185,31 @@ def build_model(settings: PretrainSettings, seed: int) -> Any:
     return LlamaForCausalLM(config)
 
 
+def load_initial_weights(model: Any, settings: PretrainSettings) -> None:
+    """Give ``model`` the weights of ``settings.initial_model``, whatever their dtype.
+
+    Raises:
+        ModelError: they are another shape's.
+    """
+    folder = Path(resolve_model(str(settings.initial_model)))
+    require_safetensors(folder)
+    weights = {k: v for path in weight_files(folder) for k, v in load_file(path).items()}
+    own = model.state_dict()
+    differing = sorted(
+        name
+        for name in own.keys() | weights.keys()
+        if name != TIED
+        and (name not in own or name not in weights or own[name].shape != weights[name].shape)
+    )
+    if differing:
+        raise ModelError(
+            f"{settings.initial_model}: expected the shape that the settings describe, but "
+            f"{len(differing)} weights differ ({', '.join(differing[:3])}); "
+            "give the sizes in its pretrain.toml"
+        )
+    model.load_state_dict(weights, strict=False)
+
+
 def build_optimizers(settings: PretrainSettings, model: Any) -> list[torch.optim.Optimizer]:
     """Muon for matrices inside the blocks and AdamW for the rest, or AdamW for all."""
     hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
@@ -187,12 +235,12 @@ class _Run:
         self,
         settings: PretrainSettings,
         folder: Path,
-        tokenizer: Tokenizer,
         mixture: Mixture,
         report: Callable[[str], None],
+        world: World,
     ) -> None:
         self.settings, self.folder, self.mixture, self.report = settings, folder, mixture, report
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.world, self.device = world, world.device
         self.model = build_model(settings, settings.seed).to(self.device).train()
         self.optimizers = build_optimizers(settings, self.model)
         self.tokens_per_step = settings.batch_size * settings.max_length
@@ -210,8 +258,12 @@ class _Run:
             self.step, self.losses = state["step"], state["losses"]
             self.elapsed_s = state["elapsed_s"]
             report(f"continuing after step {self.step} of {self.num_steps}")
+        elif settings.initial_model:
+            load_initial_weights(self.model, settings)
         _, self.block = packed_blocks(mixture.train, settings.max_length, settings.seed)
-        (folder / "pretrain.toml").write_text(to_toml(settings) + "\n", encoding="utf-8")
+        self.first_block = settings.skip_tokens // settings.max_length
+        if world.leads:
+            (folder / "pretrain.toml").write_text(to_toml(settings) + "\n", encoding="utf-8")
 
     def train(self, stop_after: int | None) -> None:
         settings = self.settings
@@ -224,8 +276,10 @@ class _Run:
             row = {"step": self.step, "train_loss_nats": loss, "elapsed_s": self.elapsed_s}
             self.losses.append(row)
             if self.step % settings.validate_every == 0 or self.step == self.num_steps:
-                row["validation_loss_nats"] = self.validation_loss = self._validate()
-                self.write_losses()
+                if self.world.leads:
+                    row["validation_loss_nats"] = self.validation_loss = self._validate()
+                    self.write_losses()
+                self.world.barrier()
             if self.step % settings.checkpoint_every == 0 or self.step == last:
                 self.save()
             if self.step % 10 == 0 or self.step == last:
@@ -238,6 +292,8 @@ class _Run:
                 )
 
     def save(self) -> None:
+        if not self.world.leads:
+            return
         save_checkpoint(
             self.folder / "checkpoints",
             self.step,
@@ -255,14 +311,17 @@ class _Run:
             warmup_fraction=settings.warmup_fraction,
             decay_fraction=settings.decay_fraction,
         )
-        first = self.step * settings.batch_size
-        blocks = [self.block(first + position) for position in range(settings.batch_size)]
+        first = self.first_block + self.step * settings.batch_size
+        mine = range(self.world.rank, settings.batch_size, self.world.size)
+        blocks = [self.block(first + position) for position in mine]
         total = 0.0
         for micro in _batched(blocks, settings.micro_batch_size):
             loss = self._loss(torch.from_numpy(np.stack(micro)), self._length())
-            share = len(micro) / len(blocks)
+            share = len(micro) / settings.batch_size
             torch.autograd.backward(loss * share)
             total += float(loss.detach()) * share
+        total = self.world.total(total)
+        self.world.sum_gradients(self.model.parameters())
         if not math.isfinite(total):
             raise AdaptationError(
                 f"the training loss became {total} at step {self.step}; lower learning_rate "
@@ -288,8 +347,10 @@ class _Run:
         """Mean cross-entropy in nats of int64 blocks ``[batch, max_length + 1]``, cut to length."""
         blocks = blocks.to(self.device)
         inputs, targets = blocks[:, :-1].reshape(-1, length), blocks[:, 1:].reshape(-1)
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.settings.precision == "bfloat16"
+        precise = self.settings.precision == "float32"
+        with (
+            torch.autocast(self.device.type, torch.bfloat16, enabled=not precise),
+            dense_attention(self.model),
         ):
             logits = self.model(input_ids=inputs).logits
         return functional.cross_entropy(logits.flatten(0, 1).float(), targets)
@@ -326,6 +387,10 @@ def _obtain_tokenizer(
     path = folder / "tokenizer.json"
     if path.is_file():
         return Tokenizer.from_file(str(path))
+    if settings.initial_model:
+        tokenizer = Tokenizer.from_file(resolve_model(settings.initial_model) + "/tokenizer.json")
+        save_tokenizer(tokenizer, path)
+        return tokenizer
     report("training the tokenizer")
     # Round-robin over the sources, so that the limit cuts none of them off.
     streams = [sampled_texts(source, settings.seed, root) for source in settings.sources]
@@ -335,6 +400,10 @@ def _obtain_tokenizer(
     tokenizer = train_tokenizer(texts, vocab_size=settings.vocab_size, max_bytes=TOKENIZER_BYTES)
     save_tokenizer(tokenizer, path)
     return tokenizer
+
+
+def _say_nothing(_: str) -> None:
+    """What the processes report that don't lead."""
 
 
 def _batched(items: list[Any], size: int) -> list[list[Any]]:
