@@ -7,7 +7,8 @@
     │   ├── IndexFormatError          an index that is missing, incomplete, damaged or of another format
     │   ├── FingerprintMismatchError  vectors, weights or results made by something else than expected
     │   ├── ModelError                a model that cannot be found, loaded or used as asked
-    │   └── SelectionError            candidates or queries that no selector accepts
+    │   ├── SelectionError            candidates or queries that no selector accepts
+    │   └── OperatorInputError        tensors or states that an operator of TTT layers cannot take
     ├── MissingDependencyError        an optional package that this feature needs
     ├── BusyError                     another process holds what this one needs to write
     └── AdaptationError               learning on a query failed in a way that is not the user's
@@ -50,6 +51,10 @@ class ModelError(UserError):
 
 class SelectionError(UserError):
     """Candidates or queries of a shape, type or value that no selector accepts."""
+
+
+class OperatorInputError(UserError):
+    """Tensors or states of a shape, type, device or value that an operator cannot take."""
 
 
 class MissingDependencyError(TTTAdaptError):

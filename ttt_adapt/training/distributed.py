@@ -46,7 +46,7 @@ class World:
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         distributed.all_reduce(flat)
         for gradient, summed in zip(
-            gradients, flat.split([g.numel() for g in gradients]), strict=True
+            gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True
         ):
             gradient.copy_(summed.view_as(gradient))
 

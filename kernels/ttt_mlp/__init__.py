@@ -1,0 +1,141 @@
+"""TTT-MLP: a two-layer perceptron as hidden state, learning from each token it reads.
+
+    from ttt_adapt.kernels.ttt_mlp import ttt_mlp
+
+    out, state = ttt_mlp(q, k, v, lr, token_scale=scale, w1=w1, b1=b1, w2=w2, b2=b2, ln_weight=g, ln_bias=c)
+
+One operator, three backends (``reference``, ``chunked``, ``triton``) that agree; see README.md.
+
+Shape legend: B rows, T tokens, H heads, D head width, F hidden width, b tokens in a mini-batch, N packed sequences.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from ttt_adapt.errors import OperatorInputError
+from ttt_adapt.kernels.inner_loop.backends import choose_backend
+from ttt_adapt.kernels.inner_loop.checks import (
+    check_rows,
+    check_state,
+    check_tokens,
+    check_weights,
+    require_shape,
+)
+from ttt_adapt.kernels.inner_loop.models import MlpModel, Shared, Tensors, Tokens
+from ttt_adapt.kernels.inner_loop.operator import Core, run_operator
+from ttt_adapt.kernels.inner_loop.state import FastWeightState
+
+__all__ = ["ttt_mlp"]
+
+_INNER = MlpModel()
+
+
+def ttt_mlp(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lr: torch.Tensor,
+    *,
+    token_scale: torch.Tensor,
+    w1: torch.Tensor,
+    b1: torch.Tensor,
+    w2: torch.Tensor,
+    b2: torch.Tensor,
+    ln_weight: torch.Tensor,
+    ln_bias: torch.Tensor,
+    mini_batch_size: int = 16,
+    initial_state: FastWeightState | Tensors | None = None,
+    output_final_state: bool = False,
+    attention_mask: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | Sequence[int] | None = None,
+    causal: bool = True,
+    backend: str = "auto",
+) -> tuple[torch.Tensor, FastWeightState | None]:
+    """Sequence layer whose hidden state is ``f(x) = gelu(x W1 + b1) W2 + b2`` (tanh-GELU), trained on
+    the tokens it reads; the gradient of W1 goes through the W2 the mini-batch started with.
+
+    Within a mini-batch that starts with parameters P, token j's loss is
+    ``ℓ_j = ½‖LN(f(k_j; P)) − (v_j − k_j)‖²``, and token i is answered by
+    ``q_i + LN(f(q_i; P_i))`` with ``P_i = P − s_i Σ_(j≤i) lr_j ∂ℓ_j/∂P`` (s: ``token_scale``); the
+    last token's parameters start the next mini-batch. Sun et al. 2024, arXiv 2407.04620, equations
+    5 to 7 and section 2.6; the public reference's semantics, exactly.
+
+    Args:
+        q: ``[B, T, H, D]``, float16, bfloat16, float32 or float64; k, v alike.
+        lr: ``[B, T, H]``, each key's learning rate, the base rate, gate and 1/D applied.
+        token_scale: ``[mini_batch_size]``, by position in the mini-batch, already clamped.
+        w1: ``[H, D, F]``, b1: ``[H, F]``, w2: ``[H, F, D]``, b2: ``[H, D]`` where a sequence begins.
+        ln_weight: ``[H, D]``; ln_bias: ``[H, D]``: the inner layer norm (eps 1e-6).
+        mini_batch_size: b; a last mini-batch may be shorter.
+        initial_state: where to go on: a state of an earlier call (of ``B`` rows, or ``N`` when
+            packed), at any offset; or weights ``([B, H, D, F], [B, H, F], [B, H, F, D], [B, H, D])`` alone. ``None``: the parameters above.
+        output_final_state: whether to return the state after the last token.
+        attention_mask: ``[B, T]``, zero for padding wherever it stands: the result for the other
+            tokens is as if it were not there; its own output is zero.
+        cu_seqlens: bounds ``[N + 1]`` of sequences packed into one row (B = 1).
+        causal: ``False``: every token is answered by the mini-batch's last parameters.
+        backend: ``auto`` (Triton on a GPU where it can, else ``chunked``), ``reference``,
+            ``chunked`` or ``triton``.
+
+    Returns:
+        ``[B, T, H, D]`` in q's dtype, and the final state (float32 inside; gradients flow through
+        both states), or ``None``.
+
+    Raises:
+        OperatorInputError: shapes, dtypes, devices or values that do not fit, or another
+            operator's state.
+    """
+    tokens, shared = Tokens(q, k, v, lr), Shared(token_scale, ln_weight, ln_bias)
+    check_tokens(_INNER.name, tokens, shared)
+    batch, _, heads, width = q.shape
+    if token_scale.shape[0] != mini_batch_size:
+        raise OperatorInputError(
+            f"{_INNER.name}: expected token_scale [{mini_batch_size}], the mini_batch_size, found "
+            f"{list(token_scale.shape)}"
+        )
+    hidden = int(w1.shape[-1])
+    named = {
+        "w1": (w1, (heads, width, hidden)),
+        "b1": (b1, (heads, hidden)),
+        "w2": (w2, (heads, hidden, width)),
+        "b2": (b2, (heads, width)),
+    }
+    check_weights(_INNER.name, named, q.device)
+    rows = check_rows(_INNER.name, q, attention_mask, cu_seqlens)
+    num_rows = batch if rows is None else int(rows.lengths.shape[0])
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    start = tuple(tensor.to(dtype).expand(num_rows, *tensor.shape) for tensor in (w1, b1, w2, b2))
+    state: FastWeightState | Tensors = start
+    if isinstance(initial_state, FastWeightState):
+        state = check_state(_INNER, initial_state, start, mini_batch_size, causal)
+    elif initial_state is not None:
+        for key, given, like in zip(("w1", "b1", "w2", "b2"), initial_state, start, strict=True):
+            require_shape(_INNER.name, f"initial {key}", given, tuple(like.shape))
+        state = tuple(tensor.to(dtype) for tensor in initial_state)
+    core = _core(choose_backend(_INNER.name, backend, q, causal=causal))
+    return run_operator(
+        _INNER,
+        core,
+        tokens,
+        shared,
+        state,
+        rows=rows,
+        causal=causal,
+        output_final_state=output_final_state,
+    )
+
+
+def _core(backend: str) -> Core:
+    # Imported when used: the kernels import Triton, the reference is for tests.
+    if backend == "reference":
+        from ttt_adapt.kernels.ttt_mlp import reference
+
+        return reference.core
+    if backend == "triton":
+        from ttt_adapt.kernels.ttt_mlp import autograd
+
+        return autograd.core
+    from ttt_adapt.kernels.ttt_mlp import chunked
+
+    return chunked.core
