@@ -1,6 +1,8 @@
 """Recipes shipped with the package: TOML files that ``--config NAME`` finds by name.
 
-``pretrain_*`` hold :class:`ttt_adapt.config.PretrainSettings`, all others
+``pretrain_*``, ``ttt_*`` and ``transformer_*`` hold
+:class:`ttt_adapt.config.PretrainSettings`, ``convert_*``
+:class:`ttt_adapt.conversion_settings.ConvertSettings`, all others
 :class:`ttt_adapt.config.ExperimentSettings`.
 """
 

@@ -13,7 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import ttt_adapt
-from ttt_adapt.config import ExperimentSettings, PretrainSettings, load_settings
+from ttt_adapt.config import ExperimentSettings, PretrainSettings, Settings, load_settings
+from ttt_adapt.conversion_settings import ConvertSettings
 from ttt_adapt.errors import SettingsError
 
 ROOT = Path(__file__).parents[1]
@@ -141,7 +142,11 @@ def room_problems(root: Path) -> list[str]:
 def recipe_problems(root: Path) -> list[str]:
     problems = []
     for path in sorted((root / "configs").glob("*.toml")):
-        kind = PretrainSettings if path.name.startswith("pretrain_") else ExperimentSettings
+        kind: type[Settings] = ExperimentSettings
+        if path.name.startswith(("pretrain_", "ttt_", "transformer_")):
+            kind = PretrainSettings
+        elif path.name.startswith("convert_"):
+            kind = ConvertSettings
         try:
             load_settings(kind, path)
         except SettingsError as error:

@@ -8,7 +8,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-FOUNDATION = {"config", "configs", "errors", "runtime", "settings", "storage", "types"}
+FOUNDATION = {
+    "config",
+    "configs",
+    "conversion_settings",
+    "errors",
+    "runtime",
+    "settings",
+    "storage",
+    "types",
+}
 LEVELS = (
     {"cli"},
     {"demo", "doctor"},

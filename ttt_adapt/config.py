@@ -161,7 +161,7 @@ class SelectionSettings(Settings):
 class AdaptationSettings(Settings):
     """Learning per query. Owner: ``ttt_adapt.adaptation``."""
 
-    method: Literal["none", "in-context", "full", "lora"] = "full"
+    method: Literal["none", "in-context", "full", "lora", "fast-weights"] = "full"
     optimizer: Literal["adam", "adamw"] = "adam"
     learning_rate: Positive | None = None
     """``None``: by the model's size, see :func:`ttt_adapt.adaptation.default_learning_rate`."""
@@ -171,7 +171,9 @@ class AdaptationSettings(Settings):
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     max_grad_norm: Positive | None = None
     epochs: PositiveInt = 1
-    order: Literal["nearest-first", "farthest-first", "as-selected", "random"] = "nearest-first"
+    order: Literal["nearest-first", "farthest-first", "as-selected", "random"] | None = None
+    """``None``: nearest first; ``fast-weights`` reads farthest first, so that the nearest is
+    freshest."""
     max_length: PositiveInt | None = None
     """Tokens per training chunk; longer passages become several chunks, one step each.
     ``None``: the model's own limit."""
@@ -263,6 +265,20 @@ class PretrainSettings(Settings):
     """What the sources are and under which terms, for the model card."""
     sources: tuple[SourceSettings, ...]
     validation: tuple[SourceSettings, ...] = ()
+    architecture: Literal["llama", "ttt-linear", "ttt-mlp", "transformer"] = "llama"
+    """``llama``: as transformers has it. The others are of :mod:`ttt_adapt.models.ttt`, one code
+    and one initialisation; ``transformer`` is their baseline."""
+    backbone: Literal["transformer", "mamba"] = "transformer"
+    """Of the TTT architectures; ``mamba``: q and k of one projection, convolutions, an output
+    gate."""
+    mini_batch_size: PositiveInt = 16
+    """Tokens per inner step of the TTT architectures."""
+    base_lr: Positive | None = None
+    """Inner learning rate before its gate; ``None``: 1 for ttt-linear, 0.1 for ttt-mlp."""
+    base_lr_start: Positive | None = None
+    """The inner learning rate rises to ``base_lr`` from this; ``None``: it is constant."""
+    base_lr_warmup_fraction: Fraction = 0.1
+    """The share of steps over which it rises."""
     vocab_size: PositiveInt = 8192
     hidden_size: PositiveInt = 256
     intermediate_size: PositiveInt = 704
@@ -288,7 +304,12 @@ class PretrainSettings(Settings):
     max_grad_norm: Positive = 1.0
     warmup_fraction: Fraction = 0.02
     decay_fraction: Fraction = 0.3
-    """The share of steps over which the rate falls linearly to zero, after a constant stretch."""
+    """The share of steps over which the rate falls linearly, after a constant stretch."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """``cosine``: from the warm-up on, the rate falls along half a cosine; such a run cannot be
+    extended, for its length decides every step."""
+    final_learning_rate: Annotated[float, Field(ge=0.0)] = 0.0
+    """What the rate falls to."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     validate_every: PositiveInt = 100
     checkpoint_every: PositiveInt = 100
@@ -300,6 +321,15 @@ class PretrainSettings(Settings):
         if self.early_length and self.max_length % self.early_length:
             raise ValueError(
                 f"early_length ({self.early_length}) must divide max_length ({self.max_length})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _backbone_is_of_ttt(self) -> Self:
+        if self.backbone == "mamba" and not self.architecture.startswith("ttt-"):
+            raise ValueError(
+                f"backbone mamba is of ttt-linear and ttt-mlp; found architecture "
+                f"{self.architecture}"
             )
         return self
 

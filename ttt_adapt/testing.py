@@ -42,7 +42,7 @@ def tiny_model(seed: int = 0, *, max_length: int = 128, architecture: str = "lla
     Args:
         seed: of the initial weights.
         max_length: positions the model knows.
-        architecture: ``llama`` or ``gpt2``.
+        architecture: ``llama``, ``gpt2``, ``ttt_linear`` or ``ttt_mlp``.
     """
     import torch
     import transformers
@@ -56,6 +56,8 @@ def tiny_model(seed: int = 0, *, max_length: int = 128, architecture: str = "lla
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **tokens,
         )  # fmt: skip
         model: Any = transformers.GPT2LMHeadModel(config)
+    elif architecture.startswith("ttt_"):
+        return tiny_ttt_model(seed, layer_types=architecture, max_position_embeddings=max_length)
     else:
         config = transformers.LlamaConfig(
             vocab_size=258, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
@@ -63,6 +65,66 @@ def tiny_model(seed: int = 0, *, max_length: int = 128, architecture: str = "lla
             tie_word_embeddings=True, **tokens,
         )  # fmt: skip
         model = transformers.LlamaForCausalLM(config)
+    return model.eval()
+
+
+def tiny_ttt_model(seed: int = 0, **options: Any) -> Any:
+    """A two-layer TTT-Linear model of width 32 over :func:`tiny_tokenizer`, in eval mode, whose
+    weights are large enough for its predictions to differ from token to token.
+
+    Args:
+        seed: of the weights.
+        options: of :class:`ttt_adapt.models.TTTConfig`, in the place of its defaults here.
+    """
+    import torch
+
+    from ttt_adapt.models import TTTConfig, TTTForCausalLM
+
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {
+        "vocab_size": 258, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "mini_batch_size": 4, "max_position_embeddings": 128,
+        "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1,
+    }  # fmt: skip
+    model: Any = TTTForCausalLM(TTTConfig(**{**sizes, **options}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def tiny_attention_model(architecture: str, seed: int = 0) -> Any:
+    """Three layers of softmax attention of width 32, as transformers has it, in eval mode, with
+    weights large enough for predictions to differ from token to token.
+
+    Args:
+        architecture: ``gpt2``, or with two heads for each key-value head ``llama``, ``mistral``
+            (which sees a sliding window), ``qwen2`` or ``qwen3`` (which norms q and k).
+        seed: of the weights.
+    """
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    special: dict[str, Any] = {
+        "mistral": {"sliding_window": 8, "head_dim": None},
+        "qwen3": {"head_dim": 12},
+        "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    }
+    sizes: dict[str, Any] = {
+        "vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1,
+        "tie_word_embeddings": True, **special.get(architecture, {}),
+    }  # fmt: skip
+    if architecture != "gpt2":
+        sizes |= {"intermediate_size": 64, "num_key_value_heads": 2}
+    config = transformers.AutoConfig.for_model(architecture, **sizes)
+    make: Any = transformers.AutoModelForCausalLM.from_config  # it has no types
+    model = make(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(8)
     return model.eval()
 
 

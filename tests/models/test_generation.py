@@ -78,3 +78,12 @@ def test_refusals() -> None:
         generate(lm, "a", max_new_tokens=8, temperature=-1.0, seed=0)
     with pytest.raises(ModelError, match="lone surrogates"):
         generate(lm, "\ud800", max_new_tokens=8, temperature=0.0, seed=0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_of_nan_continues_nothing(temperature: float) -> None:
+    lm = tiny()
+    with torch.no_grad():
+        lm.model.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(ModelError, match="tiny predicts no finite probabilities; check its weigh"):
+        generate(lm, "a", max_new_tokens=4, temperature=temperature, seed=0)

@@ -67,12 +67,13 @@ def _continue(
         output = lm.model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache = output.past_key_values
         logits = output.logits[0, -1].float().cpu()
+        shares = torch.softmax(logits.double() / (temperature or 1.0), dim=-1)
+        # Of NaN, argmax would make a token too.
+        if not bool(torch.isfinite(shares).all()):
+            raise ModelError(f"{lm.name} predicts no finite probabilities; check its weights")
         if temperature == 0.0:
             token = int(logits.argmax())
         else:
-            shares = torch.softmax(logits.double() / temperature, dim=-1)
-            if not bool(torch.isfinite(shares).all()):
-                raise ModelError(f"{lm.name} predicts no finite probabilities; check its weights")
             token = int(torch.multinomial(shares, 1, generator=generator))
         if token in ends:
             break

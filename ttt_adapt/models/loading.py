@@ -125,6 +125,9 @@ _OFFLINE_KINDS = {
 def _from_pretrained(name: str, settings: ModelSettings, local: bool) -> tuple[Any, Any, set[str]]:
     import transformers
 
+    # Registers our own architectures.
+    from ttt_adapt.models import conversion, ttt  # noqa: F401
+
     shared: dict[str, Any] = {
         "revision": settings.revision,
         "trust_remote_code": settings.trust_remote_code,

@@ -26,6 +26,14 @@ MODEL_FILES = (
 """What to copy when the model is shipped; ``tokens/`` and ``checkpoints/`` stay behind."""
 
 
+ARCHITECTURES = {
+    "llama": "the Llama architecture",
+    "transformer": "the Transformer++ architecture",
+    "ttt-linear": "TTT-Linear layers, whose hidden state is a linear model that learns as it reads",
+    "ttt-mlp": "TTT-MLP layers, whose hidden state is a small network that learns as it reads",
+}
+
+
 def write_model(
     model: Any,
     tokenizer: Tokenizer,
@@ -82,13 +90,14 @@ def model_card(
     early = f" ({settings.early_length} before the decay)" if settings.early_length else ""
     return f"""# {settings.name}
 
-A small language model of the Llama architecture, trained from scratch by `ttt-adapt pretrain`
-with the settings in `pretrain.toml`. It is made to be adapted at test time on a laptop, and for
+A small language model of {ARCHITECTURES[settings.architecture]}, trained
+from scratch by `ttt-adapt pretrain` with the settings in `pretrain.toml`. It is made to be adapted at test time on a laptop, and for
 tests; on its own it is a weak model. It can repeat mistakes, names and opinions of its sources.
 
 | | |
 |---|---|
 | parameters | {num_parameters:,} (input and output embeddings tied), stored in float16 |
+| architecture | {_architecture(settings)} |
 | shape | {settings.num_layers} layers, width {settings.hidden_size}, {settings.num_heads} heads, \
 feed-forward {settings.intermediate_size} |
 | vocabulary | byte-level BPE, {settings.vocab_size:,}; `{BEGINNING}` begins and ends every text |
@@ -96,8 +105,7 @@ feed-forward {settings.intermediate_size} |
 | tokens seen | {used / 1e6:.1f} million, {share:.2f} passes over the mixture below{before} |
 | optimizer | {settings.optimizer}, peak rate {settings.learning_rate:g}, \
 batches of {settings.batch_size * settings.max_length:,} tokens, seed {settings.seed} |
-| schedule | warm-up {settings.warmup_fraction:.0%}, constant, linear decay over the last \
-{settings.decay_fraction:.0%} |
+| schedule | warm-up {settings.warmup_fraction:.0%}, {_decay(settings)} |
 | training time | {elapsed_s / 60:.0f} minutes |
 | validation loss | {loss:.3f} nats a token{_bits(loss, description)} |
 
@@ -114,6 +122,23 @@ Documents chosen by a hash of their text, in these shares.
 Trained with Python {versions()["python"]}, torch {versions()["torch"]}, \
 transformers {versions()["transformers"]}.
 """
+
+
+def _architecture(settings: PretrainSettings) -> str:
+    if not settings.architecture.startswith("ttt-"):
+        return settings.architecture
+    rate = "" if settings.base_lr is None else f", inner rate {settings.base_lr:g}"
+    return (
+        f"{settings.architecture}, {settings.backbone} backbone, mini-batches of "
+        f"{settings.mini_batch_size} tokens{rate}"
+    )
+
+
+def _decay(settings: PretrainSettings) -> str:
+    end = f" to {settings.final_learning_rate:g}" if settings.final_learning_rate else ""
+    if settings.schedule == "cosine":
+        return f"then half a cosine{end}"
+    return f"constant, linear decay{end} over the last {settings.decay_fraction:.0%}"
 
 
 def _bits(loss_nats: float, description: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Train a small Llama-architecture language model, from scratch or further, on a mixture of corpora.
+"""Train a small language model, from scratch or further, on a mixture of corpora.
 
 The output folder is a model directory that ``transformers`` loads (``config.json``,
 ``model.safetensors`` in half precision, tokenizer) with ``README.md`` (the model card),
@@ -18,16 +18,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional
 
 from ttt_adapt.adaptation.attention import dense_attention
 from ttt_adapt.config import PretrainSettings, to_toml
-from ttt_adapt.errors import AdaptationError, CorpusError, ModelError
-from ttt_adapt.models.checkpoints import require_safetensors, resolve_model, weight_files
+from ttt_adapt.errors import AdaptationError, CorpusError
+from ttt_adapt.layers import TTTLayer
+from ttt_adapt.models.checkpoints import resolve_model
 from ttt_adapt.runtime import keep_freed_memory
 from ttt_adapt.storage import atomic_write, stable_hash
+from ttt_adapt.training.building import (
+    build_model,
+    build_optimizers,
+    inner_base_lr,
+    load_initial_weights,
+)
 from ttt_adapt.training.card import write_model
 from ttt_adapt.training.checkpoint import load_checkpoint, save_checkpoint
 from ttt_adapt.training.distributed import World, joined_world
@@ -36,7 +42,6 @@ from ttt_adapt.training.schedule import learning_rate_factor
 from ttt_adapt.training.tokenizer import save_tokenizer, train_tokenizer
 
 TOKENIZER_BYTES = 40_000_000
-TIED = "lm_head.weight"
 
 # What may change between a checkpoint and its continuation: how long and how often, not what.
 EXTENSIBLE = (
@@ -48,6 +53,20 @@ EXTENSIBLE = (
     "validate_every",
     "validation_batches",
     "checkpoint_every",
+)
+# Under a schedule that falls all the way, how long decides every step.
+BUDGET = ("num_tokens", "decay_fraction", "warmup_fraction")
+
+# Settings that checkpoints may be older than; at their defaults they change nothing.
+LATER = (
+    "architecture",
+    "backbone",
+    "mini_batch_size",
+    "base_lr",
+    "base_lr_start",
+    "base_lr_warmup_fraction",
+    "schedule",
+    "final_learning_rate",
 )
 
 
@@ -162,70 +181,20 @@ def plan_pretraining(settings: PretrainSettings, data_root: Path = Path()) -> di
     }
 
 
-def build_model(settings: PretrainSettings, seed: int) -> Any:
-    """A Llama of the settings' shape with tied embeddings, initialised from ``seed``."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=settings.vocab_size,
-        hidden_size=settings.hidden_size,
-        intermediate_size=settings.intermediate_size,
-        num_hidden_layers=settings.num_layers,
-        num_attention_heads=settings.num_heads,
-        num_key_value_heads=settings.num_heads,
-        max_position_embeddings=settings.max_length,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=1,
-        initializer_range=0.02,
-        use_cache=False,
+def run_key(settings: PretrainSettings, mixture: Mixture) -> str:
+    """What a checkpoint and the run that continues it must agree on."""
+    extensible = set(EXTENSIBLE)
+    if settings.schedule == "cosine" or settings.base_lr_start is not None:
+        extensible -= set(BUDGET)
+    values = settings.model_dump(exclude=extensible)
+    fields = PretrainSettings.model_fields
+    untouched = {name for name in LATER if values[name] == fields[name].default}
+    return stable_hash(
+        {
+            "settings": {k: v for k, v in values.items() if k not in untouched},
+            "tokens": mixture.description["files"],
+        }
     )
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(config)
-
-
-def load_initial_weights(model: Any, settings: PretrainSettings) -> None:
-    """Give ``model`` the weights of ``settings.initial_model``, whatever their dtype.
-
-    Raises:
-        ModelError: they are another shape's.
-    """
-    folder = Path(resolve_model(str(settings.initial_model)))
-    require_safetensors(folder)
-    weights = {k: v for path in weight_files(folder) for k, v in load_file(path).items()}
-    own = model.state_dict()
-    differing = sorted(
-        name
-        for name in own.keys() | weights.keys()
-        if name != TIED
-        and (name not in own or name not in weights or own[name].shape != weights[name].shape)
-    )
-    if differing:
-        raise ModelError(
-            f"{settings.initial_model}: expected the shape that the settings describe, but "
-            f"{len(differing)} weights differ ({', '.join(differing[:3])}); "
-            "give the sizes in its pretrain.toml"
-        )
-    model.load_state_dict(weights, strict=False)
-
-
-def build_optimizers(settings: PretrainSettings, model: Any) -> list[torch.optim.Optimizer]:
-    """Muon for matrices inside the blocks and AdamW for the rest, or AdamW for all."""
-    hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    rest = [p for n, p in model.named_parameters() if p.ndim < 2 or "embed" in n]
-    rate, decay = settings.learning_rate, settings.weight_decay
-    adamw: dict[str, Any] = {"lr": rate, "betas": (0.9, 0.95), "eps": 1e-8}
-    if settings.optimizer == "adamw":
-        groups = [
-            {"params": hidden, "weight_decay": decay},
-            {"params": rest, "weight_decay": 0.0},
-        ]
-        return [torch.optim.AdamW(groups, **adamw)]
-    return [
-        torch.optim.Muon(hidden, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, weight_decay=0.0, **adamw),
-    ]
 
 
 class _Run:
@@ -245,12 +214,7 @@ class _Run:
         self.optimizers = build_optimizers(settings, self.model)
         self.tokens_per_step = settings.batch_size * settings.max_length
         self.num_steps = max(1, settings.num_tokens // self.tokens_per_step)
-        self.key = stable_hash(
-            {
-                "settings": settings.model_dump(exclude=set(EXTENSIBLE)),
-                "tokens": mixture.description["files"],
-            }
-        )
+        self.key = run_key(settings, mixture)
         self.step, self.elapsed_s, self.validation_loss = 0, 0.0, math.nan
         self.losses: list[dict[str, float]] = []
         state = load_checkpoint(folder / "checkpoints", self.model, self.optimizers, key=self.key)
@@ -310,7 +274,10 @@ class _Run:
             self.num_steps,
             warmup_fraction=settings.warmup_fraction,
             decay_fraction=settings.decay_fraction,
+            schedule=settings.schedule,
+            final_factor=settings.final_learning_rate / settings.learning_rate,
         )
+        self._warm_inner_rate()
         first = self.first_block + self.step * settings.batch_size
         mine = range(self.world.rank, settings.batch_size, self.world.size)
         blocks = [self.block(first + position) for position in mine]
@@ -336,6 +303,12 @@ class _Run:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return total
+
+    def _warm_inner_rate(self) -> None:
+        for layer in self.model.modules():
+            if isinstance(layer, TTTLayer):
+                full = self.settings.base_lr or layer.default_base_lr
+                layer.base_lr = inner_base_lr(self.settings, self.step, self.num_steps, full)
 
     def _length(self) -> int:
         """Tokens per sequence now: short ones until the rate falls."""

@@ -1,0 +1,84 @@
+"""Several processes on one batch, through the real launcher."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from ttt_adapt.config import PretrainSettings, SourceSettings, to_toml
+from ttt_adapt.storage import sha256_file
+from ttt_adapt.testing import sample_text
+
+
+def write_recipe(folder: Path) -> Path:
+    lines = [json.dumps({"text": sample_text(seed, 80)}) for seed in range(40)]
+    (folder / "corpus.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    settings = PretrainSettings(
+        name="tiny",
+        sources=(SourceSettings(path="corpus.jsonl"),),
+        validation=(SourceSettings(path="corpus.jsonl", fraction=0.2),),
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=2,
+        num_heads=2,
+        max_length=32,
+        num_tokens=32 * 5 * 8,
+        batch_size=5,
+        micro_batch_size=2,
+        validate_every=4,
+        checkpoint_every=4,
+        precision="float32",
+    )
+    path = folder / "recipe.toml"
+    path.write_text(to_toml(settings), encoding="utf-8")
+    return path
+
+
+def train(recipe: Path, out: Path, num_processes: int, *options: str) -> str:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    command = ["pretrain", "-c", str(recipe), "--data-root", str(recipe.parent), "-o", str(out)]
+    done = subprocess.run(
+        [sys.executable, *launcher, "-m", "ttt_adapt.cli.main", *command, *options],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout + done.stderr
+
+
+def losses(folder: Path) -> list[list[float]]:
+    rows = (folder / "loss.csv").read_text().splitlines()[1:]
+    return [[float(cell) for cell in row.split(",")[:3] if cell] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe whose folder ``two`` holds what two uninterrupted processes made of it."""
+    path = write_recipe(tmp_path_factory.mktemp("distributed"))
+    said = train(path, path.parent / "two", 2)
+    assert said.count("step 8/8") == 1
+    return path
+
+
+def test_two_processes_learn_what_one_does(recipe: Path) -> None:
+    folder = recipe.parent
+    train(recipe, folder / "one", 1)
+    for one, two in zip(losses(folder / "one"), losses(folder / "two"), strict=True):
+        assert two == pytest.approx(one, abs=2e-3)
+    weights = [load_file(folder / name / "model.safetensors") for name in ("one", "two")]
+    for key, value in weights[0].items():
+        assert float((value.float() - weights[1][key].float()).abs().max()) < 2e-3
+
+
+def test_two_processes_continue_to_the_bit(recipe: Path) -> None:
+    folder = recipe.parent
+    train(recipe, folder / "parts", 2, "--stop-after", "3")
+    assert "continuing after step 3" in train(recipe, folder / "parts", 2)
+    name = "model.safetensors"
+    assert sha256_file(folder / "two" / name) == sha256_file(folder / "parts" / name)
