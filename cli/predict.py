@@ -20,6 +20,7 @@ from ttt_adapt.cli.console import (
 )
 
 if TYPE_CHECKING:
+    from ttt_adapt.config import ExperimentSettings
     from ttt_adapt.types import Prediction, Source
 
 
@@ -28,13 +29,19 @@ def predict(
     text: Annotated[
         str | None, typer.Argument(help="The text; standard input if left out.")
     ] = None,
-    index: Annotated[Path, typer.Option("--index", "-i", help="The index's folder.")] = ...,  # type: ignore[assignment]
+    index: Annotated[Path | None, typer.Option("--index", "-i", help="The index's folder.")] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Instead of an index: what `ttt-adapt read` kept, for a TTT model."),
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the text here.")] = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Name, folder or hub id.")
     ] = None,
     selector: Annotated[str | None, typer.Option(help="See ttt-adapt select.")] = None,
-    adapter: Annotated[str | None, typer.Option(help="full, lora, in-context or none.")] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="full, lora, fast-weights, in-context, none.")
+    ] = None,
     num_select: Annotated[int | None, typer.Option("--num-select", "-n", help="N.")] = None,
     noise_var: Annotated[float | None, typer.Option(help="λ of SIFT.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Of adaptation.")] = None,
@@ -58,6 +65,7 @@ def predict(
     Example: ttt-adapt predict --file module.py --index my-index
     """
     from ttt_adapt import pipeline
+    from ttt_adapt.errors import UserError
 
     settings = experiment(
         config,
@@ -71,7 +79,18 @@ def predict(
         adaptation__learning_rate=learning_rate,
         evaluation__protocol=protocol,
     )
+    if (index is None) == (state is None):
+        found = "neither" if index is None else "both"
+        raise UserError(f"expected --index or --state, found {found}")
     content = read_input(text, file)
+    if index is None:
+        assert state is not None
+        if dry_run:
+            held = {"state": str(state), "settings": settings.model_dump(mode="json")}
+            print_json(held) if as_json else say(f"would predict from {state}")
+            return
+        _from_state(content, state, settings, generate, max_new_tokens, temperature, as_json)
+        return
     if dry_run:
         picked = pipeline.select(
             content,
@@ -101,7 +120,7 @@ def predict(
         if as_json:
             print_json(continuation)
             return
-        typer.echo(f"--- base model\n{continuation.base}\n--- adapted\n{continuation.adapted}")
+        _print_continuations(continuation.base, continuation.adapted)
         _print_sources(continuation.sources)
         return
     prediction = pipeline.predict(content, index, settings=settings)
@@ -109,6 +128,46 @@ def predict(
         print_json({**_scores(prediction), "prediction": prediction})
         return
     _print(prediction)
+
+
+def _from_state(
+    content: str,
+    state: Path,
+    settings: "ExperimentSettings",
+    generate: bool,
+    max_new_tokens: int,
+    temperature: float,
+    as_json: bool,
+) -> None:
+    from ttt_adapt import pipeline
+
+    if generate:
+        base, adapted = pipeline.continue_from_state(
+            content,
+            state,
+            settings=settings,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+        )
+        if as_json:
+            print_json({"prompt": content, "base": base, "adapted": adapted})
+        else:
+            _print_continuations(base, adapted)
+        return
+    scores = pipeline.predict_from_state(content, state, settings=settings)
+    values = [score.bits_per_byte for score in scores]
+    if as_json:
+        print_json({"bits_per_byte": values, "scores": scores})
+        return
+    rows = [
+        [name, f"{value:.4f}", f"{value / values[0]:.1%}"]
+        for name, value in zip(("base", "after reading"), values, strict=True)
+    ]
+    print_table("bits per byte", ["model", "bits per byte", "of the base"], rows)
+
+
+def _print_continuations(base: str, adapted: str) -> None:
+    typer.echo(f"--- base model\n{base}\n--- adapted\n{adapted}")
 
 
 def _scores(prediction: "Prediction") -> dict[str, list[float]]:

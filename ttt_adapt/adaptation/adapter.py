@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ttt_adapt.adaptation.chunks import make_curriculum, make_prefix
+from ttt_adapt.adaptation.fast_weights import read_in_order, require_fast_weights
 from ttt_adapt.adaptation.full import FullWeights
 from ttt_adapt.adaptation.learning import QueryLearning
 from ttt_adapt.adaptation.lora import LoraWeights
@@ -191,9 +192,11 @@ class Episode:
     def _points(self) -> Iterator[Point]:
         for query, texts in enumerate(self._texts):
             method = self.adapter.settings.method
-            points = {"none": self._unchanged, "in-context": self._prefixed}.get(
-                method, self._learning
-            )
+            points = {
+                "none": self._unchanged,
+                "in-context": self._prefixed,
+                "fast-weights": self._reading,
+            }.get(method, self._learning)
             for point in points(query, texts):
                 yield point
                 if not self.is_open:
@@ -209,6 +212,18 @@ class Episode:
             # Half of the window stays for the text itself.
             prefix = make_prefix(lm.tokenizer, texts[:step], max_tokens=lm.max_length // 2)
             yield Point(query, step, min(step, len(texts)), lm.model, prefix)
+
+    def _reading(self, query: int, texts: Sequence[str]) -> Iterator[Point]:
+        adapter, settings = self.adapter, self.adapter.settings
+        nearest_last = settings.order in (None, "farthest-first")
+        passages = list(texts) * settings.epochs
+        for step, reading in zip(
+            self._steps,
+            read_in_order(adapter.lm, passages, self._steps, nearest_last=nearest_last),
+            strict=True,
+        ):
+            self.learned[query] = reading.learned()
+            yield Point(query, step, reading.num_passages, reading.model)
 
     def _learning(self, query: int, texts: Sequence[str]) -> Iterator[Point]:
         adapter, lm, weights = self.adapter, self.adapter.lm, self.adapter._weights
@@ -275,6 +290,8 @@ def _make_weights(lm: LanguageModel, settings: AdaptationSettings) -> PlasticWei
         return FullWeights(lm.model, lm.name)
     if settings.method == "lora":
         return LoraWeights(lm.model, settings, lm.name)
+    if settings.method == "fast-weights":
+        require_fast_weights(lm)
     return None
 
 

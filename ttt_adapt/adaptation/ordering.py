@@ -6,6 +6,17 @@ from ttt_adapt.errors import SettingsError
 from ttt_adapt.types import FloatArray, IntArray
 
 
+def listing_order(method: str, order: str | None) -> str:
+    """In which order an adapter wants its passages.
+
+    A prefix takes the nearest ones that fit; fast weights take the nearest of each step and turn
+    them round themselves.
+    """
+    if method == "in-context" or (method == "fast-weights" and order == "farthest-first"):
+        return "nearest-first"
+    return order or "nearest-first"
+
+
 def training_order(scores: FloatArray, order: str, seed: int) -> IntArray:
     """A permutation of a selection, by each passage's similarity to the query.
 

@@ -13,6 +13,12 @@ from ttt_adapt.pipeline.building import (
 )
 from ttt_adapt.pipeline.evaluating import DEFAULT_ARMS, evaluate, plan_evaluation, read_items
 from ttt_adapt.pipeline.predicting import Continuation, continue_prompt, predict
+from ttt_adapt.pipeline.reading import (
+    ReadState,
+    continue_from_state,
+    predict_from_state,
+    read_state,
+)
 from ttt_adapt.pipeline.selecting import Picked, Query, Retrieved, pick, retrieve, select
 
 __all__ = [
@@ -21,10 +27,12 @@ __all__ = [
     "Continuation",
     "Picked",
     "Query",
+    "ReadState",
     "Retrieved",
     "add_documents",
     "build_index",
     "build_progress",
+    "continue_from_state",
     "continue_prompt",
     "evaluate",
     "make_arm",
@@ -33,7 +41,9 @@ __all__ = [
     "plan_evaluation",
     "plan_index",
     "predict",
+    "predict_from_state",
     "read_items",
+    "read_state",
     "retrieve",
     "select",
 ]

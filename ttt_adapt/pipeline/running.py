@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from ttt_adapt.adaptation import Adapter, Episode, Point, create_adapter, training_order
+from ttt_adapt.adaptation import (
+    Adapter,
+    Episode,
+    Point,
+    create_adapter,
+    listing_order,
+    training_order,
+)
 from ttt_adapt.config import AdaptationSettings, ScoringSettings
 from ttt_adapt.errors import AdaptationError, UserError
 from ttt_adapt.evaluation import bits_per_byte
@@ -56,7 +63,7 @@ def make_plan(
 ) -> Plan:
     """Put a selection into training order; what is only read as a prefix is nearest first."""
     query_id = picked.query.id
-    wanted = "nearest-first" if adaptation.method == "in-context" else adaptation.order
+    wanted = listing_order(adaptation.method, adaptation.order)
     order = training_order(picked.scores, wanted, derived_seed(seed, query_id, "order"))
     sources = picked.sources([int(position) for position in order])
     return Plan(
@@ -127,7 +134,7 @@ class Runner:
         scores: list[Score] = []
         reached = -1
         state: tuple[int, tuple[int, ...]] | None = None
-        learns = plan.adaptation.method in ("full", "lora")
+        learns = plan.adaptation.method in ("full", "lora", "fast-weights")
         score_s = 0.0
         begun = time.perf_counter()
         with self.episode(plan) as episode:

@@ -1,0 +1,168 @@
+"""Reading as adaptation: what a TTT model predicts after passages is what it would in one go."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ttt_adapt.adaptation import (
+    Reading,
+    create_adapter,
+    listing_order,
+    load_state,
+    save_state,
+)
+from ttt_adapt.config import AdaptationSettings
+from ttt_adapt.errors import AdaptationError, FingerprintMismatchError, ModelError
+from ttt_adapt.evaluation import bits_per_byte
+from ttt_adapt.models import LanguageModel, generate, wrap_language_model
+from ttt_adapt.testing import sample_text, tiny_model, tiny_tokenizer
+
+TEXTS = [sample_text(number, 9) for number in range(5)]
+QUERY = sample_text(50, 14)
+
+
+@pytest.fixture(params=["ttt_linear", "ttt_mlp"])
+def lm(request: pytest.FixtureRequest) -> LanguageModel:
+    return make_lm(request.param)
+
+
+def make_lm(architecture: str = "ttt_linear", seed: int = 0) -> LanguageModel:
+    model = tiny_model(seed, max_length=128, architecture=architecture)
+    return wrap_language_model(model, tiny_tokenizer(), name=architecture)
+
+
+def points(lm: LanguageModel, texts: list[str], steps: tuple[int, ...], **options: Any) -> Any:
+    settings = AdaptationSettings(method="fast-weights", **options)
+    found = []
+    with create_adapter(lm, settings) as adapter, adapter.episode([texts], steps=steps) as episode:
+        for point in episode.points():
+            found.append((point, score(lm, point.model)))
+        (learned,) = episode.learned
+    return found, learned
+
+
+def score(lm: LanguageModel, model: Any) -> float:
+    return bits_per_byte(model, lm.tokenizer, [QUERY], max_length=128).value
+
+
+def tokens_of(lm: LanguageModel, texts: list[str]) -> list[int]:
+    return [token for text in texts for token in (0, *lm.tokenizer(text)["input_ids"])]
+
+
+def expected_score(lm: LanguageModel, texts: list[str]) -> float:
+    """The query's bits per byte when everything is read in one forward pass, without a cache."""
+    query = tokens_of(lm, [QUERY])
+    read = tokens_of(lm, texts)
+    with torch.no_grad():
+        logits = lm.model(input_ids=torch.tensor([read + query]), use_cache=False).logits[0]
+    shares = logits[len(read) :].double().log_softmax(-1)
+    nats = -sum(float(shares[i, token]) for i, token in enumerate(query[1:]))
+    return float(nats / len(QUERY.encode()) / torch.log(torch.tensor(2.0)))
+
+
+def test_nearest_is_read_last(lm: LanguageModel) -> None:
+    found, learned = points(lm, TEXTS, (0, 1, 3, 5, 9))
+    for (point, value), count in zip(found, (0, 1, 3, 5, 5), strict=True):
+        assert point.step_reached == count
+        assert value == pytest.approx(expected_score(lm, TEXTS[:count][::-1]), rel=1e-5)
+    assert learned is not None
+    assert learned.num_tokens == len(tokens_of(lm, TEXTS)) and not learned.stopped
+
+
+@pytest.mark.parametrize("order", ["nearest-first", "as-selected", "random"])
+def test_other_orders_go_on_from_step_to_step(lm: LanguageModel, order: str) -> None:
+    found, learned = points(lm, TEXTS, (2, 3), order=order)
+    for (_, value), count in zip(found, (2, 3), strict=True):
+        assert value == pytest.approx(expected_score(lm, TEXTS[:count]), rel=1e-5)
+    assert learned is not None and learned.num_tokens == len(tokens_of(lm, TEXTS[:3]))
+
+
+def test_passages_come_nearest_first_when_the_nearest_is_read_last() -> None:
+    assert listing_order("fast-weights", None) == "nearest-first"
+    assert listing_order("fast-weights", "farthest-first") == "nearest-first"
+    assert listing_order("fast-weights", "random") == "random"
+    assert listing_order("in-context", "random") == "nearest-first"
+    assert listing_order("full", "farthest-first") == "farthest-first"
+    assert listing_order("full", None) == "nearest-first"
+
+
+def test_a_long_passage_is_read_in_blocks(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ttt_adapt.adaptation.fast_weights.BLOCK_TOKENS", 7)
+    found, _ = points(lm, TEXTS, (5,))
+    assert found[0][1] == pytest.approx(expected_score(lm, TEXTS[::-1]), rel=1e-5)
+
+
+def test_state_has_the_same_size_whatever_is_read(lm: LanguageModel) -> None:
+    sizes = set()
+    for count in (1, 5):
+        reading = Reading(lm)
+        reading.read(TEXTS[:count])
+        sizes.add(reading.state.num_bytes())
+    assert len(sizes) == 1
+
+
+def test_model_is_untouched_and_batches_share_the_state(lm: LanguageModel) -> None:
+    before = [parameter.clone() for parameter in lm.model.parameters()]
+    reading = Reading(lm)
+    reading.read(TEXTS)
+    alone = score(lm, reading.model)
+    both = bits_per_byte(reading.model, lm.tokenizer, [TEXTS[0], QUERY], max_length=128)
+    assert both.per_text[1].bits_per_byte == pytest.approx(alone, rel=1e-5)
+    assert score(lm, reading.model) == alone
+    assert all(map(torch.equal, before, lm.model.parameters()))
+
+
+def test_generation_continues_what_was_read(lm: LanguageModel) -> None:
+    from dataclasses import replace
+
+    reading = Reading(lm)
+    reading.read(TEXTS[:2])
+    found = generate(
+        replace(lm, model=reading.model), QUERY, max_new_tokens=8, temperature=0.0, seed=0
+    )
+    prefix = [*tokens_of(lm, TEXTS[:2]), 0]
+    long = replace(lm, max_length=4096)
+    ids = [*prefix[1:], *lm.tokenizer(QUERY)["input_ids"]]
+    expected = generate(
+        long, "", max_new_tokens=8, temperature=0.0, seed=0, prefix=ids
+    )  # the beginning token comes first in both
+    assert found == expected
+
+
+def test_reading_ends_before_a_state_that_is_not_finite(lm: LanguageModel) -> None:
+    poison = "~"
+    (token,) = lm.tokenizer(poison, add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        lm.model.get_input_embeddings().weight[token] = float("nan")
+    reading = Reading(lm)
+    reading.read([*TEXTS[:2], poison, TEXTS[3]])
+    reading.read(TEXTS)
+    assert reading.stopped == reading.learned().stopped == "nan"
+    assert reading.num_passages == 2
+    good = Reading(lm)
+    good.read(TEXTS[:2])
+    for name, tensor in good.state.tensors().items():
+        assert torch.equal(reading.state.tensors()[name], tensor)
+
+
+def test_a_saved_state_predicts_the_same(lm: LanguageModel, tmp_path: Path) -> None:
+    reading = Reading(lm)
+    with pytest.raises(AdaptationError, match="nothing was read"):
+        save_state(reading, lm, tmp_path / "state")
+    reading.read(TEXTS)
+    save_state(reading, lm, tmp_path / "state")
+    assert score(lm, load_state(tmp_path / "state", lm)) == score(lm, reading.model)
+    with pytest.raises(FingerprintMismatchError, match="another"):
+        load_state(tmp_path / "state", make_lm(seed=7))
+    with pytest.raises(ModelError, match="missing"):
+        load_state(tmp_path / "missing", lm)
+
+
+def test_models_with_attention_are_refused() -> None:
+    lm = wrap_language_model(tiny_model(), tiny_tokenizer(), name="llama")
+    with pytest.raises(ModelError, match=r"llama: expected a model whose layers are all TTT"):
+        create_adapter(lm, AdaptationSettings(method="fast-weights"))

@@ -1,0 +1,162 @@
+"""Reading as adaptation: the fast weights of TTT layers after the selected passages.
+
+The model reads the passages one after the other; what its TTT layers have learned from them is the
+adaptation, and every text is predicted from that state. Nothing is changed in the model itself.
+Cost per token and memory do not grow with the amount read. The state can be kept in a file and
+used for any number of queries.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ttt_adapt.errors import AdaptationError, ModelError
+from ttt_adapt.models import LanguageModel, beginning_token
+from ttt_adapt.types import Learned
+
+BLOCK_TOKENS = 1024
+"""Tokens per forward pass while reading: bounds the memory of activations."""
+
+
+class ReadingModel:
+    """A model that begins every sequence with what it has read: answers the calls of the model.
+
+    A call without a cache starts from a copy of the state; one with a cache goes on from that.
+    Everything else (parameters, configuration, modes) is the model's own.
+    """
+
+    def __init__(self, model: Any, state: Any) -> None:
+        self._model, self._state = model, state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, *, input_ids: torch.Tensor, **options: Any) -> Any:
+        if options.get("past_key_values") is None:
+            state = self._state.clone()
+            state.batch_repeat_interleave(input_ids.shape[0])
+            options["past_key_values"] = state
+        return self._model(input_ids=input_ids, **{**options, "use_cache": True})
+
+
+class Reading:
+    """One sequence being read: the state so far, and how reading went."""
+
+    def __init__(self, lm: LanguageModel) -> None:
+        require_fast_weights(lm)
+        self._lm = lm
+        self._state: Any = None
+        self.num_tokens = 0
+        self.num_passages = 0
+        self.stopped = ""
+        self.elapsed_s = 0.0
+
+    @property
+    def model(self) -> Any:
+        """To predict with: the model itself before anything is read."""
+        if self._state is None:
+            return self._lm.model
+        return ReadingModel(self._lm.model, self._state)
+
+    @property
+    def state(self) -> Any:
+        """The cache after what was read; ``None`` before. It is not to be changed."""
+        return self._state
+
+    def read(self, texts: Sequence[str]) -> None:
+        """Read passages, each after the beginning token, as in pretraining.
+
+        A passage after which the state is not finite ends the reading; the state before it stays.
+        """
+        begun = time.perf_counter()
+        for text in texts:
+            if self.stopped:
+                break
+            ids = self._lm.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            state = self._read_tokens([beginning_token(self._lm.tokenizer), *ids])
+            if not state.is_finite():
+                self.stopped = "nan"
+                break
+            self._state = state
+            self.num_tokens += len(ids) + 1
+            self.num_passages += 1
+        self.elapsed_s += time.perf_counter() - begun
+
+    @torch.no_grad()
+    def _read_tokens(self, ids: list[int]) -> Any:
+        model = self._lm.model
+        state = None if self._state is None else self._state.clone()
+        for first in range(0, len(ids), BLOCK_TOKENS):
+            tokens = torch.tensor([ids[first : first + BLOCK_TOKENS]], device=model.device)
+            state = model(
+                input_ids=tokens, past_key_values=state, use_cache=True, logits_to_keep=1
+            ).past_key_values
+        return state
+
+    def learned(self) -> Learned:
+        return Learned((), self.num_tokens, self.stopped, self.elapsed_s)
+
+
+def read_in_order(
+    lm: LanguageModel, texts: Sequence[str], steps: Sequence[int], *, nearest_last: bool
+) -> Iterator[Reading]:
+    """A reading for each step: of the first ``step`` texts, in their order or the reverse.
+
+    Args:
+        texts: passages, nearest first where ``nearest_last``.
+        steps: numbers of passages, ascending.
+        nearest_last: read each step's passages from the last to the first, every step anew;
+            otherwise a step goes on from the one before it.
+    """
+    reading = Reading(lm)
+    for step in steps:
+        if nearest_last:
+            reading = Reading(lm)
+            reading.read(texts[:step][::-1])
+        else:
+            reading.read(texts[reading.num_passages : step])
+        yield reading
+
+
+def require_fast_weights(lm: LanguageModel) -> None:
+    """Refuse a model whose state would grow with what it reads, or forget it.
+
+    Raises:
+        ModelError: a layer mixes tokens by something else than TTT.
+    """
+    kinds = getattr(lm.model.config, "layer_types", None) or ["attention"]
+    others = sorted({kind for kind in kinds if not kind.startswith("ttt_")})
+    if others:
+        raise ModelError(
+            f"{lm.name}: expected a model whose layers are all TTT, to read at constant memory, "
+            f"found {', '.join(others)}; use a TTT model, or the adapter full, lora or in-context"
+        )
+
+
+def save_state(reading: Reading, lm: LanguageModel, path: Path) -> None:
+    """Keep what was read: a safetensors file that names the model it belongs to.
+
+    Raises:
+        AdaptationError: nothing was read.
+    """
+    if reading.state is None:
+        raise AdaptationError("expected a state to save, but nothing was read; give it passages")
+    reading.state.save(path, fingerprint=lm.fingerprint)
+
+
+def load_state(path: Path, lm: LanguageModel) -> ReadingModel:
+    """The model as it was after reading, to predict any number of texts with.
+
+    Raises:
+        ModelError: no such file, or another model's state.
+    """
+    from ttt_adapt.models.ttt.cache import TTTCache
+
+    require_fast_weights(lm)
+    state = TTTCache.load(
+        path, fingerprint=lm.fingerprint, config=lm.model.config, device=lm.model.device
+    )
+    return ReadingModel(lm.model, state)
