@@ -16,8 +16,22 @@ BACKENDS = ("auto", "reference", "chunked", "triton")
 TRITON_WIDTHS = (32, 64, 128)
 """Head widths the Triton kernels are written for."""
 
+TRITON_MOST_TOKENS = 64
+"""The largest mini-batch whose blocks fit a program of the Triton kernels."""
 
-def choose_backend(name: str, backend: str, q: torch.Tensor, *, causal: bool) -> str:
+TRITON_HIDDEN_UNIT = 16
+"""What the Triton kernels stream an inner model's hidden width in multiples of."""
+
+
+def choose_backend(
+    name: str,
+    backend: str,
+    q: torch.Tensor,
+    *,
+    causal: bool,
+    mini_batch_size: int = 1,
+    hidden: int = 0,
+) -> str:
     """``auto`` is Triton on a GPU where it can, else the chunked form; other names stand.
 
     Raises:
@@ -29,7 +43,7 @@ def choose_backend(name: str, backend: str, q: torch.Tensor, *, causal: bool) ->
         )
     if backend in ("reference", "chunked"):
         return backend
-    obstacle = triton_obstacle(q, causal=causal)
+    obstacle = triton_obstacle(q, causal=causal, mini_batch_size=mini_batch_size, hidden=hidden)
     if backend == "triton":
         if obstacle:
             raise OperatorInputError(f"{name}: backend 'triton' needs {obstacle}")
@@ -39,7 +53,9 @@ def choose_backend(name: str, backend: str, q: torch.Tensor, *, causal: bool) ->
     return "chunked" if obstacle or q.device.type != "cuda" else "triton"
 
 
-def triton_obstacle(q: torch.Tensor, *, causal: bool) -> str:
+def triton_obstacle(
+    q: torch.Tensor, *, causal: bool, mini_batch_size: int = 1, hidden: int = 0
+) -> str:
     """What Triton lacks for these tensors; empty when it can run."""
     if not has_triton():
         return "the package triton; pip install triton"
@@ -49,6 +65,10 @@ def triton_obstacle(q: torch.Tensor, *, causal: bool) -> str:
         return f"a head width of {', '.join(map(str, TRITON_WIDTHS))}, found {q.shape[-1]}"
     if q.dtype == torch.float64:
         return "float32, bfloat16 or float16, found float64"
+    if mini_batch_size > TRITON_MOST_TOKENS:
+        return f"mini-batches of at most {TRITON_MOST_TOKENS}, found {mini_batch_size}"
+    if hidden % TRITON_HIDDEN_UNIT:
+        return f"a hidden width that is a multiple of {TRITON_HIDDEN_UNIT}, found {hidden}"
     if not causal:
         return "causal=True; the non-causal form has no kernel"
     return ""

@@ -6,7 +6,7 @@ reference is the yardstick for theirs.
 
 import torch
 
-from ttt_adapt.kernels.inner_loop.models import InnerModel, Shared, Tensors, Tokens, layer_norm
+from ttt_adapt.kernels.inner_loop.models import InnerModel, Shared, Tensors, Tokens
 
 
 def run_mini_batches(
@@ -35,7 +35,8 @@ def run_mini_batches(
         position = torch.arange(count, device=q.device)
         present = position < real[:, None]
         part_lr = part_lr.masked_fill(~present[:, None], 0.0)
-        slots = inner.slots(weights, part_k, part_v - part_k, part_lr, ln_weight, ln_bias)
+        target = inner.target(part_k, part_v)
+        slots = inner.slots(weights, part_k, target, part_lr, ln_weight, ln_bias)
         if causal:
             visible = scale[:count, None] * (position[:, None] >= position)
             visible = visible.expand(q.shape[0], 1, count, count)
@@ -43,7 +44,7 @@ def run_mini_batches(
             last = scale[(real - 1).clamp(min=0)]
             visible = last[:, None, None, None].expand(q.shape[0], 1, count, count)
         z = inner.outputs(weights, slots, visible, part_q)
-        outputs.append((part_q + layer_norm(z, ln_weight, ln_bias)).transpose(1, 2))
+        outputs.append(inner.answer(part_q, z, ln_weight, ln_bias).transpose(1, 2))
         if causal:
             weights = inner.fold(weights, slots, scale[-1] * (real == size))
         else:

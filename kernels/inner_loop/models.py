@@ -103,6 +103,16 @@ class InnerModel(ABC):
     ) -> torch.Tensor:
         """``f(q_i; P_i)``, ``[B, H, n, D]``."""
 
+    def target(self, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """What the loss compares with, ``[B, H, n, D]``."""
+        return v - k
+
+    def answer(
+        self, q: torch.Tensor, z: torch.Tensor, ln_weight: torch.Tensor, ln_bias: torch.Tensor
+    ) -> torch.Tensor:
+        """The operator's output ``[B, H, n, D]`` from the inner model's ``z``."""
+        return q + layer_norm(z, ln_weight, ln_bias)
+
     def fold(self, weights: Tensors, slots: Tensors, scale: torch.Tensor) -> Tensors:
         """Parameters after a whole mini-batch: ``P − scale Σ_j g_j``; scale: ``[B]``, 0 folds nothing."""
         found: list[torch.Tensor] = []

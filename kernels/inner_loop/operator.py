@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from ttt_adapt.kernels.inner_loop.models import InnerModel, Shared, Tensors, Tokens, layer_norm
+from ttt_adapt.kernels.inner_loop.models import InnerModel, Shared, Tensors, Tokens
 from ttt_adapt.kernels.inner_loop.rows import Rows, valid_tokens
 from ttt_adapt.kernels.inner_loop.state import FastWeightState
 
@@ -25,6 +25,13 @@ weights' dtype, the weights at the start of each row's open mini-batch; when not
 row's last token. Differentiable in everything but lengths; inputs are not changed.
 """
 
+Decode = Callable[[Tokens, Shared, FastWeightState], tuple[torch.Tensor, FastWeightState]]
+"""``decode(tokens, shared, state) -> (out, state)``: one token (T = 1) for every row, at any offset.
+
+What :func:`complete_open` gives for it, in one kernel and without waiting for the device; not
+differentiable; inputs are not changed.
+"""
+
 
 def run_operator(
     inner: InnerModel,
@@ -36,6 +43,7 @@ def run_operator(
     rows: Rows | None,
     causal: bool,
     output_final_state: bool,
+    decode: Decode | None = None,
 ) -> tuple[torch.Tensor, FastWeightState | None]:
     """The operator on checked inputs; ``state`` has one row for each row (of ``rows``, if given)."""
     if rows is not None:
@@ -44,6 +52,12 @@ def run_operator(
     weights, carried = (
         (state.weights, state) if isinstance(state, FastWeightState) else (state, None)
     )
+    single = rows is None and causal and tokens.q.shape[1] == 1
+    if decode is not None and carried is not None and single:
+        inputs = (*tokens, *shared, *carried.weights, *carried.slots)
+        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)):
+            answer, after = decode(tokens, shared, carried)
+            return answer, after if output_final_state else None
     if carried is not None and bool((carried.num_open > 0).any()):
         out, final = _continue(inner, core, tokens, shared, carried, lengths, output_final_state)
     else:
@@ -73,7 +87,7 @@ def complete_open(
     size, dtype = state.mini_batch_size, state.weights[0].dtype
     token_scale, ln_weight, ln_bias = shared.to(dtype)
     q, k, v, lr = tokens.map(lambda tensor: tensor.to(dtype).transpose(1, 2))
-    new = inner.slots(state.weights, k, v - k, lr, ln_weight, ln_bias)
+    new = inner.slots(state.weights, k, inner.target(k, v), lr, ln_weight, ln_bias)
     num_tokens = q.shape[2]
     # Slot p of a row holds its new token p - num_open, if it has one.
     slot = torch.arange(size, device=q.device)
@@ -87,7 +101,7 @@ def complete_open(
     position = state.num_open[:, None] + torch.arange(num_tokens, device=q.device)
     visible = token_scale[position.clamp(max=size - 1)][..., None] * (slot <= position[..., None])
     z = inner.outputs(state.weights, slots, visible[:, None], q)
-    out = q + layer_norm(z, ln_weight, ln_bias)
+    out = inner.answer(q, z, ln_weight, ln_bias)
     num_open = state.num_open + num_new
     full = num_open == size
     weights = inner.fold(state.weights, slots, token_scale[-1] * full)
@@ -170,7 +184,8 @@ def _take_up(
     _, tail_k, tail_v, tail_lr = tokens.map(
         lambda tensor: tensor.gather(1, _spread(index, tensor)).to(dtype).transpose(1, 2)
     )
-    found = inner.slots(weights, tail_k, tail_v - tail_k, tail_lr, ln_weight, ln_bias)
+    target = inner.target(tail_k, tail_v)
+    found = inner.slots(weights, tail_k, target, tail_lr, ln_weight, ln_bias)
     real = valid_tokens(num_open, widest)[:, None, :, None]
     slots = tuple(
         torch.nn.functional.pad(torch.where(real, slot, 0.0), (0, 0, 0, size - widest))

@@ -62,7 +62,10 @@ def _run_row(
             loss = (0.5 * error.square().sum(-1) * lr[token]).sum()
             return torch.autograd.grad(loss, start, create_graph=outer_grad)
 
-    start = tuple(t if t.requires_grad else t.detach().requires_grad_() for t in weights)
+    # Without an outer gradient, even views of parameters are the inner loop's own leaves.
+    start = tuple(
+        t if outer_grad and t.requires_grad else t.detach().requires_grad_() for t in weights
+    )
     outputs = []
     for first in range(0, length, size):
         mini_batch = range(first, min(first + size, length))

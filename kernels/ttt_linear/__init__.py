@@ -23,7 +23,7 @@ from ttt_adapt.kernels.inner_loop.checks import (
     require_shape,
 )
 from ttt_adapt.kernels.inner_loop.models import LinearModel, Shared, Tensors, Tokens
-from ttt_adapt.kernels.inner_loop.operator import Core, run_operator
+from ttt_adapt.kernels.inner_loop.operator import Core, Decode, run_operator
 from ttt_adapt.kernels.inner_loop.state import FastWeightState
 
 __all__ = ["ttt_linear"]
@@ -104,16 +104,17 @@ def ttt_linear(
         for key, given, like in zip(("weight", "bias"), initial_state, start, strict=True):
             require_shape(_INNER.name, f"initial {key}", given, tuple(like.shape))
         state = tuple(tensor.to(dtype) for tensor in initial_state)
-    core = _core(choose_backend(_INNER.name, backend, q, causal=causal))
+    chosen = choose_backend(_INNER.name, backend, q, causal=causal, mini_batch_size=mini_batch_size)
     return run_operator(
         _INNER,
-        core,
+        _core(chosen),
         tokens,
         shared,
         state,
         rows=rows,
         causal=causal,
         output_final_state=output_final_state,
+        decode=_decode(chosen),
     )
 
 
@@ -130,3 +131,11 @@ def _core(backend: str) -> Core:
     from ttt_adapt.kernels.ttt_linear import chunked
 
     return chunked.core
+
+
+def _decode(backend: str) -> Decode | None:
+    if backend != "triton":
+        return None
+    from ttt_adapt.kernels.ttt_linear.decode import decode
+
+    return decode
