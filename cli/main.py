@@ -4,8 +4,19 @@ from typing import Annotated
 
 import typer
 
+from ttt_adapt.cli import (
+    convert,
+    doctor,
+    evaluate,
+    generate,
+    index,
+    predict,
+    pretrain,
+    read,
+    report,
+    select,
+)
 from ttt_adapt.cli import demo as demo_command
-from ttt_adapt.cli import doctor, evaluate, index, predict, pretrain, report, select
 
 app = typer.Typer(
     name="ttt-adapt",
@@ -38,9 +49,12 @@ def options(
 app.add_typer(index.app, name="index")
 app.command("select")(select.select)
 app.command("predict")(predict.predict)
+app.command("read")(read.read)
+app.command("generate")(generate.generate)
 app.command("eval")(evaluate.evaluate)
 app.command("report")(report.report)
 app.command("pretrain")(pretrain.pretrain)
+app.command("convert")(convert.convert)
 app.command("demo")(demo_command.demo)
 app.command("doctor")(doctor.doctor)
 
