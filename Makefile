@@ -47,7 +47,7 @@ check: $(VENV)/.dev-ready ## lint, format, types, the rules of the house
 	$(TESTING) $(BIN)/pytest -q tests/test_house.py tests/test_house_imports.py tests/test_exports.py
 
 bench: $(VENV)/.bench-ready ## run the benchmarks, the quick form where there is one
-	@set -e; for file in $(BENCHMARKS); do \
+	@set -e; for file in $(filter-out benchmarks/gpu.py,$(BENCHMARKS)); do \
 	  options='$(BENCH_OPTIONS)'; \
 	  if [ -z "$$options" ] && grep -qe '"--quick"' $$file; then options=--quick; fi; \
 	  echo "== $$file $$options"; $(OFFLINE) $(BIN)/python $$file $$options; \
