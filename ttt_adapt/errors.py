@@ -8,7 +8,9 @@
     │   ├── FingerprintMismatchError  vectors, weights or results made by something else than expected
     │   ├── ModelError                a model that cannot be found, loaded or used as asked
     │   ├── SelectionError            candidates or queries that no selector accepts
-    │   └── OperatorInputError        tensors or states that an operator of TTT layers cannot take
+    │   ├── OperatorInputError        tensors or states that an operator of TTT layers cannot take
+    │   ├── TaskError                 tasks that cannot be read, verified or kept apart as asked
+    │   └── SandboxError              a machine that cannot run untrusted programs as asked
     ├── MissingDependencyError        an optional package that this feature needs
     ├── BusyError                     another process holds what this one needs to write
     └── AdaptationError               learning on a query failed in a way that is not the user's
@@ -55,6 +57,14 @@ class SelectionError(UserError):
 
 class OperatorInputError(UserError):
     """Tensors or states of a shape, type, device or value that an operator cannot take."""
+
+
+class TaskError(UserError):
+    """Tasks that cannot be read, verified or held against targets as asked."""
+
+
+class SandboxError(UserError):
+    """This machine, or its settings, do not let untrusted programs be run as asked."""
 
 
 class MissingDependencyError(TTTAdaptError):

@@ -213,15 +213,8 @@ def test_initial_weights_of_each_row_get_gradients() -> None:
         total = out.square().sum() + sum(w.square().sum() for w in final.weights)
         return dict(zip(("weight", "bias"), torch.autograd.grad(total, start), strict=True))
 
-    assert_as_near(
-        [
-            (
-                gradients(run_triton, torch.float32),
-                gradients(run_plain, torch.float32),
-                gradients(run_plain, torch.float64),
-            )
-        ]
-    )
+    found, plain = (gradients(run, torch.float32) for run in (run_triton, run_plain))
+    assert_as_near([(found, plain, gradients(run_plain, torch.float64))])
 
 
 @pytest.mark.parametrize("size", [4, 5])
@@ -262,15 +255,8 @@ def test_a_decoded_token_is_as_near_as_the_plain_one(dtype: torch.dtype) -> None
     def results(run: Callable[..., Any], problem: Problem, state: FastWeightState) -> Found:
         return results_of(lambda leaf: run(leaf, state), problem)
 
-    assert_as_near(
-        [
-            (
-                results(run_triton, token, state),
-                results(run_plain, token, state),
-                results(run_plain, double(token), exact),
-            )
-        ]
-    )
+    found, plain = (results(run, token, state) for run in (run_triton, run_plain))
+    assert_as_near([(found, plain, results(run_plain, double(token), exact))])
 
 
 def test_decoding_with_gradients_takes_the_differentiable_way() -> None:

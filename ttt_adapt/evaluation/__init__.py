@@ -20,6 +20,15 @@ if TYPE_CHECKING:
         warn_if_lossy,
     )
     from ttt_adapt.evaluation.serialization import read_results, write_results
+    from ttt_adapt.evaluation.solving import (
+        Attempts,
+        Estimate,
+        SolveRates,
+        majority_at_k,
+        pass_at_k,
+        solve_rate_difference,
+        solve_rates,
+    )
     from ttt_adapt.evaluation.summary import (
         Cost,
         Failure,
@@ -44,6 +53,15 @@ _MODULES = {
         "warn_if_lossy",
     ),
     "serialization": ("read_results", "write_results"),
+    "solving": (
+        "Attempts",
+        "Estimate",
+        "SolveRates",
+        "majority_at_k",
+        "pass_at_k",
+        "solve_rate_difference",
+        "solve_rates",
+    ),
     "summary": ("Cost", "Failure", "StepSummary", "Summary", "read_summary", "summarize"),
     "windows": ("Window", "make_windows"),
 }
@@ -51,15 +69,18 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "PILE_WEIGHTS",
+    "Attempts",
     "Comparison",
     "ComparisonRow",
     "Cost",
+    "Estimate",
     "Failure",
     "Ledger",
     "LossyTokenizerWarning",
     "PairedBootstrap",
     "PileAverage",
     "Query",
+    "SolveRates",
     "StepSummary",
     "Summary",
     "Window",
@@ -68,13 +89,17 @@ __all__ = [
     "compare",
     "cut",
     "halve",
+    "majority_at_k",
     "make_query",
     "make_windows",
     "model_max_length",
     "paired_bootstrap",
+    "pass_at_k",
     "pile_average",
     "read_results",
     "read_summary",
+    "solve_rate_difference",
+    "solve_rates",
     "summarize",
     "warn_if_lossy",
     "write_report",
