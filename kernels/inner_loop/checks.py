@@ -155,6 +155,11 @@ def check_state(
                 f"{inner.name}: expected a state with weights {list(wanted.shape)}, found "
                 f"{list(found.shape)}; a state fits only the model and batch that made it"
             )
+        if found.dtype != wanted.dtype:
+            raise OperatorInputError(
+                f"{inner.name}: expected a state in {wanted.dtype}, found {found.dtype}; states are "
+                "float32, float64 for float64 inputs"
+            )
     if not causal and bool((state.num_open > 0).any()):
         raise OperatorInputError(
             f"{inner.name}: expected a state between mini-batches when not causal, found open ones"

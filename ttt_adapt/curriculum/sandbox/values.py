@@ -118,7 +118,7 @@ def _encode_rare(value: Any, keep: Callable[[Any], int]) -> Any:
         return _tagged("deque", [_encode(item, keep) for item in collections.deque.__iter__(value)])
     if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
         return _encode(value.tolist(), keep)
-    if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
+    if isinstance(value, type) and any(value is known for known in vars(builtins).values()):
         return _tagged("type", value.__name__)
     if isinstance(value, Iterator):
         return _tagged("iterator", [_encode(item, keep) for item in _finite(value)])
