@@ -181,6 +181,19 @@ CHECKS = {
     "range": ("assert list(f(3)) == [0, 1, 2]", "f = range", 1.0),
     "nan": ("import math\nassert math.isnan(f(1))", "def f(x): return float('nan')", 1.0),
     "bytes": ("assert f('a') == b'a'", "def f(x): return x.encode()", 1.0),
+    "objects": (
+        (
+            "root = Node(1)\nroot.left = Node(2)\nroot.left.left = Node(3)\n"
+            "assert depth(root) == 3 and root.left.value == 2 and root.left.twice() == 4\n"
+            "assert root.left is not root and root != Node(1)"
+        ),
+        (
+            "class Node:\n def __init__(self, value): self.value, self.left = value, None\n"
+            " def twice(self): return 2 * self.value\n"
+            "def depth(node): return 0 if node is None else 1 + depth(node.left)"
+        ),
+        1.0,
+    ),
     "unittest": (
         (
             "import unittest\nclass T(unittest.TestCase):\n def test(self): self.assertEqual(f(1), 2)\n"
@@ -208,7 +221,8 @@ CHECKS = {
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_check_sees_what_the_program_returns(verifier: Verifier, name: str) -> None:
     code, source, expected = CHECKS[name]
-    task = Task("t", "code", "f", tests=CodeTests((CheckTest(code, ("f",)),)))
+    functions = ("Node", "depth") if name == "objects" else ("f",)
+    task = Task("t", "code", "f", tests=CodeTests((CheckTest(code, functions),)))
     verdict = verifier.verify(task, f"```\n{source}\n```")
     assert verdict.reward == expected, verdict
 

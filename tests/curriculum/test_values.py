@@ -115,7 +115,7 @@ def test_objects_stay_where_they_are() -> None:
     kept: list[Any] = []
     arrived = decode(encode([Anything()], lambda value: kept.append(value) or 7))[0]  # type: ignore[func-returns-value]
     assert isinstance(arrived, Opaque)
-    assert (arrived.number, arrived.kind, len(kept)) == (7, "Anything", 1)
+    assert (arrived.opaque_number, arrived.opaque_kind, len(kept)) == (7, "Anything", 1)
     assert arrived != 42  # type: ignore[comparison-overlap]
     assert not same_value(42, encode(Anything()), tolerance=0.0)
     assert not same_value(None, encode(Anything()), tolerance=0.0)

@@ -144,6 +144,14 @@ def _serve(sources: list[str], descriptor: int) -> None:
 
 def _answer(request: Any, names: dict[str, Any], kept: list[Any], keep: Any) -> dict[str, Any]:
     try:
+        if "get" in request:
+            return {
+                "returned": values.encode(getattr(kept[request["object"]], request["get"]), keep)
+            }
+        if "set" in request:
+            value = values.decode(request["value"], lambda n, _: kept[n])
+            setattr(kept[request["object"]], request["set"], value)
+            return {"returned": None}
         if "object" in request:
             function = kept[request["object"]]
         else:
@@ -200,26 +208,30 @@ class _Remote:
 
     def function(self, name: str) -> Any:
         def call(*arguments: Any, **keywords: Any) -> Any:
-            return self._call({"function": name}, arguments, keywords)
+            return self.call({"function": name}, arguments, keywords)
 
         call.__name__ = call.__qualname__ = name
         return call
 
     def _object(self, number: int, kind: str) -> values.Opaque:
-        return _Callable(self, number, kind)
+        return _RemoteObject(self, number, kind)
 
-    def _call(
+    def call(
         self, target: dict[str, Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
+        request = target | {
+            "arguments": [values.encode(item, _own_number) for item in arguments],
+            "keywords": {key: values.encode(item, _own_number) for key, item in keywords.items()},
+        }
+        return self.ask(request)
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """What the program returns; raises what it raises."""
         if not self._is_ready:
             greeting = self._receive()
             if not greeting.get("ready"):
                 raise ProgramDied(f"the program failed: {greeting.get('failed')}")
             self._is_ready = True
-        request = target | {
-            "arguments": [values.encode(item, _own_number) for item in arguments],
-            "keywords": {key: values.encode(item, _own_number) for key, item in keywords.items()},
-        }
         try:
             frames.send(self._channel, request)
         except OSError:
@@ -240,20 +252,36 @@ class _Remote:
         return reply
 
 
-class _Callable(values.Opaque):
-    """A function that a program returned: it can be called where it lives, and nothing else."""
+class _RemoteObject(values.Opaque):
+    """An object of the program: called, read and written where it lives.
+
+    Nothing that Python does by itself is asked there: it equals itself alone, has no length, no
+    items and no order.
+    """
+
+    __slots__ = ("opaque_remote",)
+    opaque_remote: _Remote
 
     def __init__(self, remote: _Remote, number: int, kind: str) -> None:
         super().__init__(number, kind)
-        self._remote = remote
+        object.__setattr__(self, "opaque_remote", remote)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._remote._call({"object": self.number}, arguments, keywords)
+        return self.opaque_remote.call({"object": self.opaque_number}, arguments, keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"{self!r} shows no {name}")
+        return self.opaque_remote.ask({"object": self.opaque_number, "get": name})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        sent = values.encode(value, _own_number)
+        self.opaque_remote.ask({"object": self.opaque_number, "set": name, "value": sent})
 
 
 def _own_number(value: Any) -> int:
     if isinstance(value, values.Opaque):
-        return value.number
+        return value.opaque_number
     raise CannotPass(f"a check cannot pass a {type(value).__name__} object to the program")
 
 

@@ -30,16 +30,20 @@ class Opaque:
     """A value that stays where it is: equal to itself alone.
 
     Attributes:
-        number: by which its owner finds it again.
-        kind: its class's name, for people.
+        opaque_number: by which its owner finds it again.
+        opaque_kind: its class's name, for people.
     """
 
+    __slots__ = ("opaque_kind", "opaque_number")
+    opaque_number: int
+    opaque_kind: str
+
     def __init__(self, number: int, kind: str) -> None:
-        self.number = number
-        self.kind = kind
+        object.__setattr__(self, "opaque_number", number)
+        object.__setattr__(self, "opaque_kind", kind)
 
     def __repr__(self) -> str:
-        return f"<{self.kind} object in the program under test>"
+        return f"<{self.opaque_kind} object in the program under test>"
 
 
 def encode(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
@@ -118,11 +122,15 @@ def _encode_rare(value: Any, keep: Callable[[Any], int]) -> Any:
         return _tagged("deque", [_encode(item, keep) for item in collections.deque.__iter__(value)])
     if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
         return _encode(value.tolist(), keep)
-    if isinstance(value, type) and any(value is known for known in vars(builtins).values()):
-        return _tagged("type", value.__name__)
+    if type(value) is type and (name := _builtin_name(value)):
+        return _tagged("type", name)
     if isinstance(value, Iterator):
         return _tagged("iterator", [_encode(item, keep) for item in _finite(value)])
     return {"t": "object", "v": keep(value), "c": type(value).__name__}
+
+
+def _builtin_name(kind: type) -> str:
+    return kind.__name__ if vars(builtins).get(kind.__name__) is kind else ""
 
 
 def _finite(items: Iterator[Any]) -> Iterator[Any]:
