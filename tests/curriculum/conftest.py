@@ -10,11 +10,12 @@ from ttt_adapt.errors import SandboxError
 
 def isolated(settings: SandboxSettings) -> Sandbox:
     """A sandbox of full isolation, or a skipped test where the kernel allows no namespaces."""
+    made = Sandbox(settings)
     try:
-        made = Sandbox(settings)
+        assert made.strength.is_isolated
     except SandboxError as error:
+        made.close()
         pytest.skip(f"this machine's kernel allows no isolation: {error}")
-    assert made.strength.is_isolated
     return made
 
 
