@@ -13,6 +13,7 @@ def main(root: Path) -> None:
     import ttt_adapt
     from ttt_adapt.config import ExperimentSettings, PretrainSettings, load_settings
     from ttt_adapt.configs import config_names, config_path
+    from ttt_adapt.conversion_settings import ConvertSettings
 
     installed = Path(ttt_adapt.__file__).resolve().parent
     if installed.is_relative_to(root):
@@ -25,7 +26,10 @@ def main(root: Path) -> None:
     for name in modules:
         importlib.import_module(module_name(name))
     for name in config_names():
-        kind = PretrainSettings if name.startswith("pretrain_") else ExperimentSettings
+        if name.startswith(("pretrain_", "ttt_", "transformer_")):
+            kind = PretrainSettings
+        else:
+            kind = ConvertSettings if name.startswith("convert_") else ExperimentSettings
         load_settings(kind, config_path(name))
     for name in ttt_adapt.__all__:
         getattr(ttt_adapt, name)
