@@ -2,14 +2,20 @@
 
 import importlib.util
 import json
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 if TYPE_CHECKING:
     from ttt_adapt.config import ExperimentSettings
+
+# Triton reads this once, when anything first imports it: before any test, whichever comes first.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A run in the background is started with Ctrl-C ignored, and so would be the processes it starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
