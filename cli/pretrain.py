@@ -1,6 +1,5 @@
 """`ttt-adapt pretrain`: a small language model from scratch."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +52,7 @@ def pretrain(
     from ttt_adapt.training import pretrain as run
 
     result = run(settings, out, data_root=data_root, stop_after=stop_after, report=say)
-    if os.environ.get("RANK", "0") != "0":
+    if not result.leads:
         return  # of several processes that a launcher started, the first one speaks
     if as_json:
         print_json(result)

@@ -13,17 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ttt_adapt.errors import OperatorInputError
-from ttt_adapt.kernels.inner_loop.backends import choose_backend
-from ttt_adapt.kernels.inner_loop.checks import (
-    check_rows,
-    check_state,
-    check_tokens,
-    check_weights,
-    require_shape,
-)
+from ttt_adapt.kernels.inner_loop.call import call_operator
 from ttt_adapt.kernels.inner_loop.models import MlpModel, Shared, Tensors, Tokens
-from ttt_adapt.kernels.inner_loop.operator import Core, Decode, run_operator
 from ttt_adapt.kernels.inner_loop.state import FastWeightState
 
 __all__ = ["ttt_mlp"]
@@ -50,6 +41,7 @@ def ttt_mlp(
     attention_mask: torch.Tensor | None = None,
     cu_seqlens: torch.Tensor | Sequence[int] | None = None,
     causal: bool = True,
+    check_finite: bool = True,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, FastWeightState | None]:
     """Sequence layer whose hidden state is ``f(x) = gelu(x W1 + b1) W2 + b2`` (tanh-GELU), trained on
@@ -75,6 +67,8 @@ def ttt_mlp(
             tokens is as if it were not there; its own output is zero.
         cu_seqlens: bounds ``[N + 1]`` of sequences packed into one row (B = 1).
         causal: ``False``: every token is answered by the mini-batch's last parameters.
+        check_finite: whether NaN and infinity are refused, on a CPU (on an accelerator, looking
+            would mean waiting). ``False``: they spread from where they stand, within their row.
         backend: ``auto`` (Triton on a GPU where it can, else ``chunked``), ``reference``,
             ``chunked`` or ``triton``.
 
@@ -86,67 +80,26 @@ def ttt_mlp(
         OperatorInputError: shapes, dtypes, devices or values that do not fit, or another
             operator's state.
     """
-    tokens, shared = Tokens(q, k, v, lr), Shared(token_scale, ln_weight, ln_bias)
-    check_tokens(_INNER.name, tokens, shared)
-    batch, _, heads, width = q.shape
-    if token_scale.shape[0] != mini_batch_size:
-        raise OperatorInputError(
-            f"{_INNER.name}: expected token_scale [{mini_batch_size}], the mini_batch_size, found "
-            f"{list(token_scale.shape)}"
-        )
-    hidden = int(w1.shape[-1])
-    named = {
+    _, _, heads, width = q.shape if q.ndim == 4 else (0,) * 4
+    hidden = int(w1.shape[-1]) if w1.ndim else 0
+    parameters = {
         "w1": (w1, (heads, width, hidden)),
         "b1": (b1, (heads, hidden)),
         "w2": (w2, (heads, hidden, width)),
         "b2": (b2, (heads, width)),
     }
-    check_weights(_INNER.name, named, q.device)
-    rows = check_rows(_INNER.name, q, attention_mask, cu_seqlens)
-    num_rows = batch if rows is None else int(rows.lengths.shape[0])
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    start = tuple(tensor.to(dtype).expand(num_rows, *tensor.shape) for tensor in (w1, b1, w2, b2))
-    state: FastWeightState | Tensors = start
-    if isinstance(initial_state, FastWeightState):
-        state = check_state(_INNER, initial_state, start, mini_batch_size, causal)
-    elif initial_state is not None:
-        for key, given, like in zip(("w1", "b1", "w2", "b2"), initial_state, start, strict=True):
-            require_shape(_INNER.name, f"initial {key}", given, tuple(like.shape))
-        state = tuple(tensor.to(dtype) for tensor in initial_state)
-    chosen = choose_backend(
-        _INNER.name, backend, q, causal=causal, mini_batch_size=mini_batch_size, hidden=hidden
-    )
-    return run_operator(
+    return call_operator(
         _INNER,
-        _core(chosen),
-        tokens,
-        shared,
-        state,
-        rows=rows,
-        causal=causal,
+        Tokens(q, k, v, lr),
+        Shared(token_scale, ln_weight, ln_bias),
+        parameters,
+        hidden=hidden,
+        mini_batch_size=mini_batch_size,
+        initial_state=initial_state,
         output_final_state=output_final_state,
-        decode=_decode(chosen),
+        attention_mask=attention_mask,
+        cu_seqlens=cu_seqlens,
+        causal=causal,
+        check_finite=check_finite,
+        backend=backend,
     )
-
-
-def _core(backend: str) -> Core:
-    # Imported when used: the kernels import Triton, the reference is for tests.
-    if backend == "reference":
-        from ttt_adapt.kernels.ttt_mlp import reference
-
-        return reference.core
-    if backend == "triton":
-        from ttt_adapt.kernels.ttt_mlp import autograd
-
-        return autograd.core
-    from ttt_adapt.kernels.ttt_mlp import chunked
-
-    return chunked.core
-
-
-def _decode(backend: str) -> Decode | None:
-    if backend != "triton":
-        return None
-    from ttt_adapt.kernels.ttt_mlp.decode import decode
-
-    return decode

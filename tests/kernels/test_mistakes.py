@@ -89,3 +89,19 @@ def test_initial_weights_of_another_shape(operator: str) -> None:
     first, *rest = state.weights
     with pytest.raises(OperatorInputError, match=r"expected initial w\w* \[2, 2, 8"):
         problem.run(initial_state=(first[:, :1], *rest))
+    with pytest.raises(OperatorInputError, match=r"of \d weights \(w\w*, b\w*.*\), found 1"):
+        problem.run(initial_state=(first,))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_nan_spreads_within_its_row_when_nobody_looks(operator: str) -> None:
+    problem = make_problem(operator, length=9)
+    expected, after = problem.run(output_final_state=True)
+    bad = problem.tokens["v"].clone()
+    bad[1, 5] = torch.nan
+    changed = with_token(problem, "v", bad)
+    out, state = changed.run(output_final_state=True, check_finite=False)
+    assert state is not None and after is not None
+    torch.testing.assert_close(out[0], expected[0])
+    torch.testing.assert_close(state.weights[0][0], after.weights[0][0])
+    assert bool(out[1, 5:].isnan().all()) and bool(state.weights[0][1].isnan().all())

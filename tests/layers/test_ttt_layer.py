@@ -197,7 +197,7 @@ def test_nan_stays_in_its_row(kind: Any) -> None:
     expected, after = layer(hidden, return_state=True)
     hidden[1, 5] = torch.inf
     out, state = layer(hidden, return_state=True)
-    assert bool(out[1].isnan().all()) and bool(state.fast.weights[0][1].isnan().all())
+    assert bool(out[1, 5:].isnan().all()) and bool(state.fast.weights[0][1].isnan().all())
     for row in (0, 2):
         torch.testing.assert_close(out[row], expected[row], rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(state.fast.weights[0][row], after.fast.weights[0][row])

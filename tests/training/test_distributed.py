@@ -38,16 +38,22 @@ def write_recipe(folder: Path) -> Path:
     return path
 
 
-def train(recipe: Path, out: Path, num_processes: int, *options: str) -> str:
+def launch(
+    recipe: Path, out: Path, num_processes: int, *options: str
+) -> subprocess.CompletedProcess[str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
     command = ["pretrain", "-c", str(recipe), "--data-root", str(recipe.parent), "-o", str(out)]
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, *launcher, "-m", "ttt_adapt.cli.main", *command, *options],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
+
+
+def train(recipe: Path, out: Path, num_processes: int, *options: str) -> str:
+    done = launch(recipe, out, num_processes, *options)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout + done.stderr
 
@@ -82,3 +88,10 @@ def test_two_processes_continue_to_the_bit(recipe: Path) -> None:
     assert "continuing after step 3" in train(recipe, folder / "parts", 2)
     name = "model.safetensors"
     assert sha256_file(folder / "two" / name) == sha256_file(folder / "parts" / name)
+
+
+def test_fewer_sequences_than_processes(recipe: Path) -> None:
+    out = recipe.parent / "too-few"
+    done = launch(recipe, out, 2, "--set", "batch_size=1")
+    assert done.returncode != 0 and not out.exists()
+    assert "expected a sequence for each of 2 processes, found 1" in done.stderr

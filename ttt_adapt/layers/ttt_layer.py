@@ -13,7 +13,6 @@ b tokens in a mini-batch.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -164,8 +163,8 @@ class TTTLayer(nn.Module, ABC):
 
         Returns:
             ``[B, T, C]`` and the state, or ``None``. Gradients flow through both states. NaN or
-            infinity in a row make all its outputs and its state NaN, as in any other layer: losses
-            of NaN are what loops that learn outer weights look for.
+            infinity in a row make its outputs from that mini-batch on, and its state, NaN, as in any
+            other layer: losses of NaN are what loops that learn outer weights look for.
 
         Raises:
             OperatorInputError: shapes that do not fit, or another layer's state.
@@ -196,13 +195,7 @@ class TTTLayer(nn.Module, ABC):
         fast = None if state is None else state.fast
         if self.probe is not None:
             self.probe(self, tokens, fast)
-        try:
-            out, fast = self.learn(tokens, fast, output_final_state=return_state)
-        except OperatorInputError:
-            bad_rows = _rows_not_finite(tokens)
-            if not bool(bad_rows.any()):
-                raise
-            out, fast = self._learn_poisoned(tokens, fast, bad_rows, return_state)
+        out, fast = self.learn(tokens, fast, output_final_state=return_state)
         out = self.post_norm(out.flatten(2))
         if self.g_proj is not None:
             out = functional.gelu(self.g_proj(hidden), approximate="tanh") * out
@@ -237,29 +230,9 @@ class TTTLayer(nn.Module, ABC):
                 initial_state=fast,
                 output_final_state=output_final_state,
                 attention_mask=tokens.real,
+                check_finite=False,
                 backend=self.backend,
             )
-
-    def _learn_poisoned(
-        self,
-        tokens: InnerTokens,
-        fast: FastWeightState | None,
-        bad_rows: torch.Tensor,
-        output_final_state: bool,
-    ) -> tuple[torch.Tensor, FastWeightState | None]:
-        """:meth:`learn` where the operator refuses rows that are not finite: those become NaN."""
-        q, k, v, lr = (tensor.nan_to_num(0.0, 0.0, 0.0) for tensor in tokens[:4])
-        clean = InnerTokens(q, k, v, lr, tokens.real)
-        out, after = self.learn(clean, fast, output_final_state=output_final_state)
-        poison = torch.where(bad_rows, torch.nan, 1.0)
-
-        def poisoned(tensor: torch.Tensor) -> torch.Tensor:
-            spread = poison.view(-1, *(1,) * (tensor.ndim - 1)).to(tensor.dtype)
-            return tensor * spread
-
-        if after is not None:
-            after = replace(after, weights=tuple(poisoned(tensor) for tensor in after.weights))
-        return poisoned(out), after
 
     def learning_rates(self, hidden_BTC: torch.Tensor) -> torch.Tensor:
         """``base_lr · sigmoid(w·x + bias) / D``, ``[B, T, H]``: each key's learning rate."""
@@ -293,12 +266,6 @@ class TTTLayer(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, mini_batch_size={self.mini_batch_size}"
-
-
-def _rows_not_finite(tokens: InnerTokens) -> torch.Tensor:
-    """bool ``[B]``."""
-    finite = (tensor.detach().isfinite().flatten(1).all(1) for tensor in tokens[:4])
-    return ~torch.stack(tuple(finite)).all(0)
 
 
 class TTTLinear(TTTLayer):

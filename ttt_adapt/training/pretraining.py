@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from ttt_adapt.adaptation.attention import dense_attention
 from ttt_adapt.config import PretrainSettings, to_toml
-from ttt_adapt.errors import AdaptationError, CorpusError
+from ttt_adapt.errors import AdaptationError, CorpusError, SettingsError
 from ttt_adapt.layers import TTTLayer
 from ttt_adapt.models.checkpoints import resolve_model
 from ttt_adapt.runtime import keep_freed_memory
@@ -81,6 +81,8 @@ class PretrainResult:
         validation_loss_nats: mean loss per token at the last validation; NaN without one.
         finished: whether the token budget is spent and the model written.
         elapsed_s: seconds of training in total, over all sessions.
+        leads: whether this is the first of the processes that trained together: it wrote the files,
+            and it alone knows the validation loss.
     """
 
     folder: Path
@@ -89,6 +91,7 @@ class PretrainResult:
     validation_loss_nats: float
     finished: bool
     elapsed_s: float
+    leads: bool = True
 
 
 def pretrain(
@@ -112,6 +115,7 @@ def pretrain(
         CorpusError: a source cannot be read or is empty.
         FingerprintMismatchError: ``folder`` holds a run with other settings.
         AdaptationError: the loss became NaN or infinite.
+        SettingsError: a batch has fewer sequences than there are processes.
     """
     keep_freed_memory()
     with joined_world() as world:
@@ -126,6 +130,11 @@ def _pretrain(
     report: Callable[[str], None],
     world: World,
 ) -> PretrainResult:
+    if settings.batch_size < world.size:
+        raise SettingsError(
+            f"batch_size: expected a sequence for each of {world.size} processes, found "
+            f"{settings.batch_size}; start fewer processes or take larger batches"
+        )
     say = report if world.leads else _say_nothing
     folder.mkdir(parents=True, exist_ok=True)
     if not world.leads:
@@ -153,6 +162,7 @@ def _pretrain(
         validation_loss_nats=run.validation_loss,
         finished=finished,
         elapsed_s=run.elapsed_s,
+        leads=world.leads,
     )
 
 
