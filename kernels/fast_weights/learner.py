@@ -10,6 +10,7 @@ from typing import Literal, Self, get_args
 import torch
 
 from ttt_adapt.errors import OperatorInputError
+from ttt_adapt.kernels.inner_loop.carried import CarriedState
 
 NAME = "fast_weights"
 
@@ -143,7 +144,7 @@ class Carried:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LearnerState:
+class LearnerState(CarriedState):
     """What a sequence of any length leaves behind.
 
     Attributes:
@@ -171,19 +172,6 @@ class LearnerState:
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
         """The state with every tensor changed."""
         return self.from_tensors({name: change(t) for name, t in self.tensors().items()})
-
-    def select(self, rows: torch.Tensor) -> Self:
-        """The state of these rows, in this order: beam search, or one state for many queries."""
-        return self.map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
-
-    def detach(self) -> Self:
-        return self.map(torch.Tensor.detach)
-
-    def clone(self) -> Self:
-        return self.map(torch.Tensor.clone)
-
-    def to(self, device: torch.device | str) -> Self:
-        return self.map(lambda tensor: tensor.to(device))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Named tensors, as safetensors wants them; :meth:`from_tensors` is the way back."""

@@ -9,9 +9,11 @@ from typing import Self
 
 import torch
 
+from ttt_adapt.kernels.inner_loop.carried import CarriedState
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FastWeightState:
+class FastWeightState(CarriedState):
     """Weights at the start of the open mini-batch, and that mini-batch's tokens so far.
 
     Keeping the open tokens' inputs and learning-rate-weighted gradients instead of accumulated
@@ -48,19 +50,6 @@ class FastWeightState:
             slots=tuple(change(tensor) for tensor in self.slots),
             num_open=change(self.num_open),
         )
-
-    def select(self, rows: torch.Tensor) -> Self:
-        """The state of these rows, in this order: beam search, or one state for many queries."""
-        return self.map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
-
-    def detach(self) -> Self:
-        return self.map(torch.Tensor.detach)
-
-    def clone(self) -> Self:
-        return self.map(torch.Tensor.clone)
-
-    def to(self, device: torch.device | str) -> Self:
-        return self.map(lambda tensor: tensor.to(device))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Named tensors, as safetensors wants them; :meth:`from_tensors` is the way back."""

@@ -10,10 +10,11 @@ from typing import Self
 import torch
 
 from ttt_adapt.kernels.inner_loop import FastWeightState
+from ttt_adapt.kernels.inner_loop.carried import CarriedState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TTTState:
+class TTTState(CarriedState):
     """The state of one TTT layer after some tokens; each row may be at another offset.
 
     Attributes:
@@ -33,19 +34,6 @@ class TTTState:
         """The state with every tensor changed."""
         tail = None if self.tail is None else change(self.tail)
         return replace(self, fast=self.fast.map(change), tail=tail)
-
-    def select(self, rows: torch.Tensor) -> Self:
-        """The state of these rows, in this order; a row may be taken many times."""
-        return self.map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
-
-    def detach(self) -> Self:
-        return self.map(torch.Tensor.detach)
-
-    def clone(self) -> Self:
-        return self.map(torch.Tensor.clone)
-
-    def to(self, device: torch.device | str) -> Self:
-        return self.map(lambda tensor: tensor.to(device))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Named tensors, as safetensors wants them; :meth:`from_tensors` is the way back."""
