@@ -30,8 +30,8 @@ from ttt_adapt.evaluation import compare, read_results, write_report
 from ttt_adapt.storage import write_json
 
 STEPS = (0, 1, 5, 10, 20, 50)
-RATES = (2e-4, 5e-4, 1e-3)
-NOISE_VARS = (0.01, 0.03, 0.1, 0.3, 1.0)
+RATES = (5e-5, 1e-4, 2e-4, 5e-4)
+NOISE_VARS = (0.03, 0.1, 0.3, 1.0, 3.0)
 RESULTS = Path(__file__).parent / "results"
 
 

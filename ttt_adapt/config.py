@@ -265,7 +265,9 @@ class PretrainSettings(Settings):
     """What the sources are and under which terms, for the model card."""
     sources: tuple[SourceSettings, ...]
     validation: tuple[SourceSettings, ...] = ()
-    architecture: Literal["llama", "ttt-linear", "ttt-mlp", "transformer"] = "llama"
+    architecture: Literal["llama", "ttt-linear", "ttt-mlp", "transformer", "linear-attention"] = (
+        "llama"
+    )
     """``llama``: as transformers has it. The others are of :mod:`ttt_adapt.models.ttt`, one code
     and one initialisation; ``transformer`` is their baseline."""
     backbone: Literal["transformer", "mamba"] = "transformer"
@@ -279,6 +281,16 @@ class PretrainSettings(Settings):
     """The inner learning rate rises to ``base_lr`` from this; ``None``: it is constant."""
     base_lr_warmup_fraction: Fraction = 0.1
     """The share of steps over which it rises."""
+    inner_norm: bool = True
+    """``false``: the inner model of ttt-linear has no layer norm and no residual."""
+    learnable_w0: bool = True
+    """``false``: without ``inner_norm``, sequences begin with W = 0."""
+    learnable_lr: bool = True
+    """``false``: inner learning rates of the TTT architectures stay what they begin with."""
+    feature_map: Literal["identity", "elu"] = "identity"
+    """Of linear-attention; ``elu``: with a normaliser, as it was first published."""
+    tokenizer: str | None = None
+    """Take this model's tokenizer (a bundled name or a directory) instead of learning one."""
     vocab_size: PositiveInt = 8192
     hidden_size: PositiveInt = 256
     intermediate_size: PositiveInt = 704
@@ -288,6 +300,10 @@ class PretrainSettings(Settings):
     initial_model: str | None = None
     """Begin with this model's weights and tokenizer (a bundled name or a directory, of the shape
     given here) and a new warm-up, instead of random weights."""
+    initial_parts: Literal["all", "all-but-mixers"] = "all"
+    """``all-but-mixers``: of ``initial_model``, a Llama or one of ours, take embeddings, norms and
+    feed-forward layers; what mixes tokens begins anew, of whatever architecture: at random, the
+    Mamba backbone's convolutions before it at zero."""
     skip_tokens: NonNegativeInt = 0
     """Tokens of the packed mixture to pass over: those that ``initial_model`` has read."""
     early_length: PositiveInt | None = None
@@ -331,6 +347,27 @@ class PretrainSettings(Settings):
                 f"backbone mamba is of ttt-linear and ttt-mlp; found architecture "
                 f"{self.architecture}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _options_are_of_the_architecture(self) -> Self:
+        found = self.architecture
+        if found != "ttt-linear" and not (self.inner_norm and self.learnable_w0):
+            raise ValueError(f"inner_norm and learnable_w0 are of ttt-linear; found {found}")
+        if self.inner_norm and not self.learnable_w0:
+            raise ValueError("learnable_w0 = false needs inner_norm = false")
+        if not found.startswith("ttt-") and not self.learnable_lr:
+            raise ValueError(f"learnable_lr is of ttt-linear and ttt-mlp; found {found}")
+        if found != "linear-attention" and self.feature_map != "identity":
+            raise ValueError(f"feature_map is of linear-attention; found {found}")
+        return self
+
+    @model_validator(mode="after")
+    def _initial_model_is_whole(self) -> Self:
+        if self.tokenizer and self.initial_model:
+            raise ValueError("initial_model brings its own tokenizer; leave tokenizer out")
+        if self.initial_parts != "all" and not self.initial_model:
+            raise ValueError("initial_parts needs an initial_model")
         return self
 
     @model_validator(mode="after")

@@ -20,11 +20,10 @@ from ttt_adapt.kernels.inner_loop.checks import (
     check_weights,
     require_shape,
 )
+from ttt_adapt.kernels.inner_loop.counting import core_of, counted
 from ttt_adapt.kernels.inner_loop.models import InnerModel, Shared, Tensors, Tokens
-from ttt_adapt.kernels.inner_loop.operator import Core, Decode, run_operator
+from ttt_adapt.kernels.inner_loop.operator import Decode, run_operator
 from ttt_adapt.kernels.inner_loop.state import FastWeightState
-
-_CORES = {"reference": "reference", "chunked": "chunked", "triton": "autograd"}
 
 
 def call_operator(
@@ -72,12 +71,10 @@ def call_operator(
     chosen = choose_backend(
         name, backend, q, causal=causal, mini_batch_size=mini_batch_size, hidden=hidden
     )
-    # Imported when used: the kernels import Triton, the reference is for tests.
-    folder = f"ttt_adapt.kernels.{name}"
-    core: Core = import_module(f"{folder}.{_CORES[chosen]}").core
+    core = counted(core_of(name, chosen), name, chosen)
     decode: Decode | None = None
     if chosen == "triton":
-        decode = import_module(f"{folder}.decode").decode
+        decode = import_module(f"ttt_adapt.kernels.{name}.decode").decode
     return run_operator(
         inner,
         core,

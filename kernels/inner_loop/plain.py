@@ -114,7 +114,7 @@ def plain_fast_weights(
     inner: PlainModel,
     weights: Tensors,
     token_scale: torch.Tensor,
-    initial_state: FastWeightState | None = None,
+    initial_state: FastWeightState | Tensors | None = None,
     output_final_state: bool = False,
     attention_mask: torch.Tensor | None = None,
     causal: bool = True,
@@ -129,7 +129,7 @@ def plain_fast_weights(
         lr: ``[B, T, H]``.
         weights: where a sequence begins: ``(W [H, D, D],)``, or ``(W1 [H, D, F], W2 [H, F, D])``.
         token_scale: s, ``[b]``.
-        initial_state: a state of an earlier call, of B rows.
+        initial_state: a state of an earlier call, of B rows, or weights ``[B, H, ...]`` alone.
         attention_mask: ``[B, T]``, zero for padding, whose output is zero.
         causal: ``False``: every token is answered by the mini-batch's last weights.
 
@@ -145,11 +145,16 @@ def plain_fast_weights(
     start = tuple(weight.to(dtype).expand(batch, *weight.shape) for weight in weights)
     if initial_state is not None:
         expected = [tuple(weight.shape) for weight in start]
-        found = [tuple(weight.shape) for weight in initial_state.weights]
-        if found != expected or initial_state.mini_batch_size != token_scale.shape[0]:
+        size = token_scale.shape[0]
+        if isinstance(initial_state, FastWeightState):
+            given, size = initial_state.weights, initial_state.mini_batch_size
+        else:
+            given = initial_state
+        found = [tuple(weight.shape) for weight in given]
+        if found != expected or size != token_scale.shape[0]:
             raise OperatorInputError(
                 f"{inner.name}: expected a state with weights {expected} and mini-batches of "
-                f"{token_scale.shape[0]}, found {found} and {initial_state.mini_batch_size}; a "
+                f"{token_scale.shape[0]}, found {found} and {size}; a "
                 "state fits only the model and batch that made it"
             )
     unused = q.new_zeros(heads, width)

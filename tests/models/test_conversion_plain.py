@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from ttt_adapt.errors import OperatorInputError
+from ttt_adapt.kernels.inner_loop.plain import PLAIN, plain_fast_weights
 from ttt_adapt.kernels.inner_loop.state import FastWeightState
-from ttt_adapt.models.conversion.plain import PLAIN, plain_fast_weights
 
 HEADS, WIDTH, HIDDEN = 2, 5, 7
 

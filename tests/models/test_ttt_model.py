@@ -213,7 +213,10 @@ def test_base_lr_can_be_set() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"layer_types": "mamba"}, "expected layer_types of ttt_linear, ttt_mlp, attention, found"),
+        (
+            {"layer_types": "mamba"},
+            "expected layer_types of ttt_linear, ttt_mlp, attention, linear_attention, found",
+        ),
         ({"layer_types": ["ttt_mlp"]}, "a layer type for each of 12 layers, found 1"),
         ({"hidden_size": 100}, r"a multiple of 2 · num_attention_heads \(24\), found 100"),
         ({"mini_batch_size": 0}, "expected mini_batch_size of at least 1, found 0"),

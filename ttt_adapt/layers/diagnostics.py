@@ -183,10 +183,7 @@ def _add_losses(sums: _Sums, layer: TTTLayer, tokens: InnerTokens, weights: Tens
             k,
             v,
             lr,
-            token_scale=layer.token_scale(),
-            ln_weight=layer.norm_weight,
-            ln_bias=layer.norm_bias,
-            mini_batch_size=size,
+            **layer.shared(),
             initial_state=weights,
             output_final_state=True,
             attention_mask=real,
@@ -205,9 +202,12 @@ def _add_losses(sums: _Sums, layer: TTTLayer, tokens: InnerTokens, weights: Tens
 def _losses(
     layer: TTTLayer, weights: Tensors, k_BnHD: torch.Tensor, v_BnHD: torch.Tensor
 ) -> torch.Tensor:
-    """``½‖LN(f(k)) − (v − k)‖²``, mean over heads, ``[B, n]``."""
+    """``½‖LN(f(k)) − (v − k)‖²``, or ``½‖f(k) − v‖²`` of plain inner models, mean over heads,
+    ``[B, n]``."""
     dtype = weights[0].dtype
     k, v = (tensor.to(dtype).transpose(1, 2) for tensor in (k_BnHD, v_BnHD))
+    if not layer.has_inner_norm:
+        return 0.5 * (k @ weights[0] - v).square().sum(-1).mean(1)
     z = k @ weights[0] + weights[1][:, :, None]
     if layer.kind == "ttt_mlp":
         hidden = functional.gelu(z, approximate="tanh")

@@ -57,6 +57,8 @@ class TTTLayer(nn.Module, ABC):
         use_gate: multiply the output by ``gelu(x W_g)`` (the Mamba backbone).
         share_qk: one projection for q and k, told apart by short convolutions (the Mamba backbone).
         conv_kernel: taps of those convolutions.
+        learnable_lr: ``False``: the learning rate and the token scale keep the values that learned
+            ones begin with.
         backend: of the operator: ``auto``, ``reference``, ``chunked`` or ``triton``.
 
     Attributes:
@@ -69,6 +71,8 @@ class TTTLayer(nn.Module, ABC):
 
     kind: ClassVar[str]
     default_base_lr: ClassVar[float]
+    has_inner_norm: ClassVar[bool] = True
+    """Whether the inner model is ``x + LN(f(x))``."""
 
     def __init__(
         self,
@@ -81,6 +85,7 @@ class TTTLayer(nn.Module, ABC):
         use_gate: bool = False,
         share_qk: bool = False,
         conv_kernel: int = 4,
+        learnable_lr: bool = True,
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -109,11 +114,14 @@ class TTTLayer(nn.Module, ABC):
         self.o_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         self.g_proj = nn.Linear(hidden_size, hidden_size, bias=False) if use_gate else None
         self.post_norm = nn.LayerNorm(hidden_size, eps=1e-6)
-        self.lr_weight = nn.Parameter(torch.empty(num_heads, hidden_size))
-        self.lr_bias = nn.Parameter(torch.empty(num_heads))
-        self.token_scale_offset = nn.Parameter(torch.empty(mini_batch_size))
-        self.norm_weight = nn.Parameter(torch.empty(num_heads, self.head_width))
-        self.norm_bias = nn.Parameter(torch.empty(num_heads, self.head_width))
+        self.learnable_lr = learnable_lr
+        if learnable_lr:
+            self.lr_weight = nn.Parameter(torch.empty(num_heads, hidden_size))
+            self.lr_bias = nn.Parameter(torch.empty(num_heads))
+            self.token_scale_offset = nn.Parameter(torch.empty(mini_batch_size))
+        if self.has_inner_norm:
+            self.norm_weight = nn.Parameter(torch.empty(num_heads, self.head_width))
+            self.norm_bias = nn.Parameter(torch.empty(num_heads, self.head_width))
         self._make_initial_weights()
         self.reset_parameters()
 
@@ -122,7 +130,7 @@ class TTTLayer(nn.Module, ABC):
         """Create the parameters a sequence begins with."""
 
     @abstractmethod
-    def initial_weights(self) -> dict[str, nn.Parameter]:
+    def initial_weights(self) -> dict[str, torch.Tensor]:
         """W0 and b0 under the names the operator gives them; outer-loop parameters."""
 
     @abstractmethod
@@ -133,16 +141,21 @@ class TTTLayer(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Initial values of the layer's own parameters; submodules have theirs."""
         for name, tensor in self.initial_weights().items():
+            if not isinstance(tensor, nn.Parameter):
+                continue  # fixed
             # Biases are [H, …], matrices [H, …, …].
             if tensor.ndim == 3:
                 nn.init.normal_(tensor, std=INITIAL_STD)
             else:
                 assert name.startswith("b"), name
                 nn.init.zeros_(tensor)
-        nn.init.normal_(self.lr_weight, std=INITIAL_STD)
-        for zero in (self.lr_bias, self.token_scale_offset, self.norm_bias):
-            nn.init.zeros_(zero)
-        nn.init.ones_(self.norm_weight)
+        if self.learnable_lr:
+            nn.init.normal_(self.lr_weight, std=INITIAL_STD)
+            nn.init.zeros_(self.lr_bias)
+            nn.init.zeros_(self.token_scale_offset)
+        if self.has_inner_norm:
+            nn.init.zeros_(self.norm_bias)
+            nn.init.ones_(self.norm_weight)
 
     def forward(
         self,
@@ -223,10 +236,7 @@ class TTTLayer(nn.Module, ABC):
                 tokens.k,
                 tokens.v,
                 tokens.lr,
-                token_scale=self.token_scale(),
-                ln_weight=self.norm_weight,
-                ln_bias=self.norm_bias,
-                mini_batch_size=self.mini_batch_size,
+                **self.shared(),
                 initial_state=fast,
                 output_final_state=output_final_state,
                 attention_mask=tokens.real,
@@ -234,18 +244,40 @@ class TTTLayer(nn.Module, ABC):
                 backend=self.backend,
             )
 
+    def shared(self) -> dict[str, Any]:
+        """What all tokens of the operator share, by the names it has for them."""
+        return {
+            "token_scale": self.token_scale(),
+            "ln_weight": self.norm_weight,
+            "ln_bias": self.norm_bias,
+            "mini_batch_size": self.mini_batch_size,
+        }
+
+    def full_rate(self) -> float:
+        """The learning rate of an open gate."""
+        return self.base_lr / self.head_width
+
     def learning_rates(self, hidden_BTC: torch.Tensor) -> torch.Tensor:
         """``base_lr · sigmoid(w·x + bias) / D``, ``[B, T, H]``: each key's learning rate."""
+        dtype = torch.promote_types(hidden_BTC.dtype, torch.float32)
+        if not self.learnable_lr:
+            shape = (*hidden_BTC.shape[:2], self.num_heads)
+            return hidden_BTC.new_full(shape, 0.5 * self.full_rate(), dtype=dtype)
         gate = functional.linear(hidden_BTC, self.lr_weight, self.lr_bias)
         gate = gate.to(torch.promote_types(gate.dtype, torch.float32))
-        return torch.sigmoid(gate) * (self.base_lr / self.head_width)
+        return torch.sigmoid(gate) * self.full_rate()
 
     def token_scale(self) -> torch.Tensor:
         """``max(1 / (i + 1) + learned offset, 0)``, ``[b]``, by position in the mini-batch."""
-        offset: torch.Tensor = self.token_scale_offset
-        offset = offset.to(torch.promote_types(offset.dtype, torch.float32))
-        count = torch.arange(1, self.mini_batch_size + 1, device=offset.device, dtype=offset.dtype)
-        return (count.reciprocal() + offset).clamp(min=0.0)
+        like: torch.Tensor = self.token_scale_offset if self.learnable_lr else self.q_proj.weight
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        count = torch.arange(1, self.mini_batch_size + 1, device=like.device, dtype=dtype)
+        scale = self.initial_token_scale(count)
+        return (scale + like.to(dtype)).clamp(min=0.0) if self.learnable_lr else scale
+
+    def initial_token_scale(self, count: torch.Tensor) -> torch.Tensor:
+        """For the first, second, … token of a mini-batch: the mean of the gradients so far."""
+        return count.reciprocal()
 
     def _project(
         self, hidden: torch.Tensor, tail: torch.Tensor | None
@@ -282,7 +314,7 @@ class TTTLinear(TTTLayer):
         self.initial_weight = nn.Parameter(torch.empty(heads, width, width))
         self.initial_bias = nn.Parameter(torch.empty(heads, width))
 
-    def initial_weights(self) -> dict[str, nn.Parameter]:
+    def initial_weights(self) -> dict[str, torch.Tensor]:
         return {"weight": self.initial_weight, "bias": self.initial_bias}
 
     def _operate(
@@ -310,7 +342,7 @@ class TTTMLP(TTTLayer):
         self.initial_w2 = nn.Parameter(torch.empty(heads, 4 * width, width))
         self.initial_b2 = nn.Parameter(torch.empty(heads, width))
 
-    def initial_weights(self) -> dict[str, nn.Parameter]:
+    def initial_weights(self) -> dict[str, torch.Tensor]:
         return {
             "w1": self.initial_w1,
             "b1": self.initial_b1,

@@ -29,6 +29,7 @@ MODEL_FILES = (
 ARCHITECTURES = {
     "llama": "the Llama architecture",
     "transformer": "the Transformer++ architecture",
+    "linear-attention": "linear attention",
     "ttt-linear": "TTT-Linear layers, whose hidden state is a linear model that learns as it reads",
     "ttt-mlp": "TTT-MLP layers, whose hidden state is a small network that learns as it reads",
 }
@@ -91,7 +92,7 @@ def model_card(
     return f"""# {settings.name}
 
 A small language model of {ARCHITECTURES[settings.architecture]}, trained
-from scratch by `ttt-adapt pretrain` with the settings in `pretrain.toml`. It is made to be adapted at test time on a laptop, and for
+{_start(settings)} by `ttt-adapt pretrain` with the settings in `pretrain.toml`. It is made to be adapted at test time on a laptop, and for
 tests; on its own it is a weak model. It can repeat mistakes, names and opinions of its sources.
 
 | | |
@@ -124,10 +125,27 @@ transformers {versions()["transformers"]}.
 """
 
 
+def _start(settings: PretrainSettings) -> str:
+    if settings.initial_parts == "all":
+        return "from scratch"
+    return (
+        f"from the embeddings, norms and feed-forward layers of `{settings.initial_model}` (layers "
+        "that mix tokens began anew)"
+    )
+
+
 def _architecture(settings: PretrainSettings) -> str:
+    if settings.architecture == "linear-attention":
+        return f"{settings.architecture}, feature map {settings.feature_map}"
     if not settings.architecture.startswith("ttt-"):
         return settings.architecture
     rate = "" if settings.base_lr is None else f", inner rate {settings.base_lr:g}"
+    if not settings.learnable_lr:
+        rate += ", not learned"
+    if not settings.inner_norm:
+        rate += ", no inner norm"
+    if not settings.learnable_w0:
+        rate += ", W0 = 0"
     return (
         f"{settings.architecture}, {settings.backbone} backbone, mini-batches of "
         f"{settings.mini_batch_size} tokens{rate}"

@@ -8,7 +8,6 @@ on a CPU its result equals, bit for bit, that of an uninterrupted run with as ma
 """
 
 import csv
-import itertools
 import math
 import time
 from collections.abc import Callable
@@ -18,14 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch.nn import functional
 
 from ttt_adapt.adaptation.attention import dense_attention
 from ttt_adapt.config import PretrainSettings, to_toml
 from ttt_adapt.errors import AdaptationError, CorpusError, SettingsError
 from ttt_adapt.layers import TTTLayer
-from ttt_adapt.models.checkpoints import resolve_model
 from ttt_adapt.runtime import keep_freed_memory
 from ttt_adapt.storage import atomic_write, stable_hash
 from ttt_adapt.training.building import (
@@ -33,15 +30,13 @@ from ttt_adapt.training.building import (
     build_optimizers,
     inner_base_lr,
     load_initial_weights,
+    obtain_tokenizer,
 )
 from ttt_adapt.training.card import write_model
 from ttt_adapt.training.checkpoint import load_checkpoint, save_checkpoint
 from ttt_adapt.training.distributed import World, joined_world
-from ttt_adapt.training.mixture import Mixture, packed_blocks, prepare_mixture, sampled_texts
+from ttt_adapt.training.mixture import Mixture, packed_blocks, prepare_mixture
 from ttt_adapt.training.schedule import learning_rate_factor
-from ttt_adapt.training.tokenizer import save_tokenizer, train_tokenizer
-
-TOKENIZER_BYTES = 40_000_000
 
 # What may change between a checkpoint and its continuation: how long and how often, not what.
 EXTENSIBLE = (
@@ -67,6 +62,12 @@ LATER = (
     "base_lr_warmup_fraction",
     "schedule",
     "final_learning_rate",
+    "inner_norm",
+    "learnable_w0",
+    "learnable_lr",
+    "feature_map",
+    "tokenizer",
+    "initial_parts",
 )
 
 
@@ -139,7 +140,7 @@ def _pretrain(
     folder.mkdir(parents=True, exist_ok=True)
     if not world.leads:
         world.barrier()  # until the files are there
-    tokenizer = _obtain_tokenizer(settings, folder, data_root, say)
+    tokenizer = obtain_tokenizer(settings, folder, data_root, say)
     mixture = prepare_mixture(settings, folder / "tokens", tokenizer, root=data_root, report=say)
     if world.leads:
         world.barrier()
@@ -362,27 +363,6 @@ class _Run:
             writer.writeheader()
             for row in self.losses:
                 writer.writerow({k: v if k == "step" else f"{v:.5g}" for k, v in row.items()})
-
-
-def _obtain_tokenizer(
-    settings: PretrainSettings, folder: Path, root: Path, report: Callable[[str], None]
-) -> Tokenizer:
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        return Tokenizer.from_file(str(path))
-    if settings.initial_model:
-        tokenizer = Tokenizer.from_file(resolve_model(settings.initial_model) + "/tokenizer.json")
-        save_tokenizer(tokenizer, path)
-        return tokenizer
-    report("training the tokenizer")
-    # Round-robin over the sources, so that the limit cuts none of them off.
-    streams = [sampled_texts(source, settings.seed, root) for source in settings.sources]
-    texts = (
-        text for group in itertools.zip_longest(*streams) for text in group if text is not None
-    )
-    tokenizer = train_tokenizer(texts, vocab_size=settings.vocab_size, max_bytes=TOKENIZER_BYTES)
-    save_tokenizer(tokenizer, path)
-    return tokenizer
 
 
 def _say_nothing(_: str) -> None:

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional
 
 from ttt_adapt.conversion_settings import ConversionSettings
+from ttt_adapt.kernels.inner_loop.plain import PLAIN, plain_fast_weights
 from ttt_adapt.kernels.inner_loop.state import FastWeightState
 from ttt_adapt.kernels.ttt_linear import ttt_linear
 from ttt_adapt.kernels.ttt_mlp import ttt_mlp
 from ttt_adapt.models.conversion.families import HeadShape
-from ttt_adapt.models.conversion.plain import PLAIN, plain_fast_weights
 
 _GELU_POWER = 0.425
 """E[gelu(z)²] for a standard normal z."""

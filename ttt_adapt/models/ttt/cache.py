@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from transformers import Cache
 
 from ttt_adapt.errors import FingerprintMismatchError, ModelError
-from ttt_adapt.layers import TTTState
+from ttt_adapt.layers import LinearAttentionState, TTTState
 from ttt_adapt.models.ttt.attention import AttentionState
 from ttt_adapt.models.ttt.configuration import TTTConfig
 from ttt_adapt.storage import atomic_path
@@ -32,12 +32,22 @@ from ttt_adapt.storage import atomic_path
 FORMAT = "ttt-adapt cache 1"
 
 
+MixerState = TTTState | AttentionState | LinearAttentionState
+
+_STATES: dict[str, type[MixerState]] = {
+    "attention": AttentionState,
+    "linear_attention": LinearAttentionState,
+    "ttt_linear": TTTState,
+    "ttt_mlp": TTTState,
+}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockState:
     """What one block remembers: its mixer's state, and the inputs its own convolution reaches
     (``pre_conv``; ``[B, K - 1, C]``)."""
 
-    mixer: TTTState | AttentionState
+    mixer: MixerState
     tail: torch.Tensor | None = None
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "BlockState":
@@ -51,8 +61,7 @@ class BlockState:
     @classmethod
     def from_tensors(cls, tensors: dict[str, torch.Tensor], layer_type: str) -> "BlockState":
         mixer = {k.removeprefix("mixer."): v for k, v in tensors.items() if k.startswith("mixer.")}
-        kind = AttentionState if layer_type == "attention" else TTTState
-        return cls(kind.from_tensors(mixer), tensors.get("tail"))
+        return cls(_STATES[layer_type].from_tensors(mixer), tensors.get("tail"))
 
 
 class TTTCache(Cache):

@@ -8,8 +8,9 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from ttt_adapt.errors import ModelError
+from ttt_adapt.layers import FeatureMap
 
-LayerType = Literal["ttt_linear", "ttt_mlp", "attention"]
+LayerType = Literal["ttt_linear", "ttt_mlp", "attention", "linear_attention"]
 """What mixes tokens in a block; ``attention`` makes it one of the Transformer++ baseline."""
 
 MODEL_TYPE = "ttt_adapt"
@@ -29,6 +30,8 @@ _CACHE_KEYS = (
     "pre_conv",
     "conv_kernel",
 )
+# Likewise, but caches may be older than these: they count where they are not at their defaults.
+_LATER_CACHE_KEYS = ("inner_norm", "learnable_w0", "learnable_lr", "feature_map")
 
 
 @strict
@@ -52,6 +55,11 @@ class TTTConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         share_qk: one projection for q and k with short convolutions.
         pre_conv: a short convolution before each block's mixer.
         conv_kernel: taps of those convolutions.
+        inner_norm: ``False``: the inner model of TTT-Linear is ``f(x) = x W``, without layer norm and
+            residual; see :class:`ttt_adapt.layers.TTTPlainLinear`.
+        learnable_w0: ``False``: without ``inner_norm``, sequences begin with W = 0.
+        learnable_lr: ``False``: inner learning rates keep the values that learned ones begin with.
+        feature_map: of linear attention: ``identity``, or ``elu`` with a normaliser.
         max_position_embeddings: tokens the model was trained on at a time. TTT layers have no
             limit of their own; windows of scoring and chunks of learning are cut to this.
         backend: of the operators; see :mod:`ttt_adapt.kernels`.
@@ -76,6 +84,10 @@ class TTTConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     share_qk: bool = False
     pre_conv: bool = False
     conv_kernel: int = 4
+    inner_norm: bool = True
+    learnable_w0: bool = True
+    learnable_lr: bool = True
+    feature_map: str = "identity"
     max_position_embeddings: int = 2048
     initializer_range: float = 0.02
     rms_norm_eps: float = 1e-6
@@ -103,6 +115,9 @@ class TTTConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     def cache_key(self) -> str:
         """SHA-256 over what a cache's tensors depend on, but for the weights."""
         values = {key: getattr(self, key) for key in _CACHE_KEYS}
+        for key in _LATER_CACHE_KEYS:
+            if getattr(self, key) != getattr(type(self), key):
+                values[key] = getattr(self, key)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -117,6 +132,21 @@ def _require_sound(config: TTTConfig) -> None:
         raise ModelError(
             f"expected a layer type for each of {config.num_hidden_layers} layers, found "
             f"{len(config.layer_types)}; give one name for all, or num_hidden_layers"
+        )
+    if not config.inner_norm and "ttt_mlp" in config.layer_types:
+        raise ModelError(
+            "expected inner_norm with ttt_mlp layers, found inner_norm=False; it is ttt_linear that "
+            "has a plain form"
+        )
+    if config.inner_norm and not config.learnable_w0:
+        raise ModelError(
+            "expected learnable_w0 with inner_norm, found learnable_w0=False; the gradient through a "
+            "layer norm of zeros has no bound, so add inner_norm=False"
+        )
+    if config.feature_map not in get_args(FeatureMap):
+        raise ModelError(
+            f"expected feature_map of {', '.join(get_args(FeatureMap))}, found "
+            f"{config.feature_map!r}"
         )
     if config.hidden_size % (2 * config.num_attention_heads):
         raise ModelError(

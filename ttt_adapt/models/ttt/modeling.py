@@ -19,12 +19,10 @@ from transformers.modeling_utils import slice_logits_to_keep
 
 from ttt_adapt.errors import ModelError
 from ttt_adapt.kernels.inner_loop.rows import rows_of_mask
-from ttt_adapt.layers import TTTMLP, ShortConvolution, TTTLayer, TTTLinear, convolution_tail
-from ttt_adapt.models.ttt.attention import CausalAttention
+from ttt_adapt.layers import ShortConvolution, TTTLayer, convolution_tail
 from ttt_adapt.models.ttt.cache import BlockState, TTTCache
 from ttt_adapt.models.ttt.configuration import TTTConfig
-
-LAYERS: dict[str, type[TTTLayer]] = {"ttt_linear": TTTLinear, "ttt_mlp": TTTMLP}
+from ttt_adapt.models.ttt.mixers import make_mixer
 
 
 class SwiGLU(nn.Module):
@@ -74,21 +72,7 @@ class TTTBlock(GradientCheckpointingLayer):  # type: ignore[no-untyped-call]
         super().__init__()
         self.position = position
         self.layer_type = config.layer_types[position]
-        self.mixer: TTTLayer | CausalAttention
-        if self.layer_type == "attention":
-            self.mixer = CausalAttention(config)
-        else:
-            self.mixer = LAYERS[self.layer_type](
-                config.hidden_size,
-                config.num_attention_heads,
-                mini_batch_size=config.mini_batch_size,
-                base_lr=config.base_lr,
-                rope_theta=config.rope_theta,
-                use_gate=config.use_gate,
-                share_qk=config.share_qk,
-                conv_kernel=config.conv_kernel,
-                backend=config.backend,
-            )
+        self.mixer = make_mixer(config, self.layer_type)
         self.pre_conv = PreConvolution(config) if config.pre_conv else None
         self.mixer_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
