@@ -4,6 +4,8 @@ Source: Hübotter, Bongni, Hakimi, Krause, "Efficiently Learning at Test-Time: A
 LLMs" (2024), eq. for SIFT(λ); the feature-space form is derived in this folder's README.
 """
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from ttt_adapt.selection.stopping import adaptive_prefix
 from ttt_adapt.selection.ties import Arbiter, Doubt
 from ttt_adapt.types import Selection
 
+Progress = Callable[[int], None]
+
 
 def sift(
     candidates: Matrix,
@@ -33,6 +37,7 @@ def sift(
     alpha: float | None = None,
     dtype: Precision | None = None,
     allow_repeats: bool = True,
+    progress: Progress | None = None,
 ) -> Selection:
     """Pick candidates greedily by how much they tell about the query rows.
 
@@ -49,6 +54,7 @@ def sift(
             O(K·t·D) for pick t.
         allow_repeats: whether a candidate may be picked again, as in the paper. Otherwise at most
             K are picked.
+        progress: receives the number of picks just made, after each.
 
     Returns:
         the picks and the exact (float64) posterior variance after each. Ties go to the lowest
@@ -58,11 +64,16 @@ def sift(
         SelectionError: input that no selector accepts.
     """
     pool = read_pool(candidates, queries, num_select=num_select, noise_var=noise_var, check=False)
-    selection = as_selection(pool, greedy_picks(pool, dtype, allow_repeats), "sift")
+    selection = as_selection(pool, greedy_picks(pool, dtype, allow_repeats, progress), "sift")
     return selection if alpha is None else adaptive_prefix(selection, alpha)
 
 
-def greedy_picks(pool: Pool, dtype: Precision | None, allow_repeats: bool = True) -> list[int]:
+def greedy_picks(
+    pool: Pool,
+    dtype: Precision | None,
+    allow_repeats: bool = True,
+    progress: Progress | None = None,
+) -> list[int]:
     """Positions of the greedy picks, in order."""
     precision = asked_precision(pool, dtype)
     num_select = pool.num_select
@@ -76,13 +87,15 @@ def greedy_picks(pool: Pool, dtype: Precision | None, allow_repeats: bool = True
         raise unusable_values(pool.on_cpu(), "candidates")
     if pool.prior_var == 0.0:
         # Nothing to learn about: every candidate ties at every pick.
+        if progress is not None:
+            progress(num_select)
         return [0] * num_select if allow_repeats else list(range(num_select))
     width = pool.candidates.shape[1]
     doubt = Doubt(precision, width, pool.prior_var, screen.max_norm2, pool.noise_var)
-    arbiter = Arbiter(pool)
+    arbiter = Arbiter(dataclasses.replace(pool, queries=reduced_rows(pool.queries)))
     picked: list[int] = []
     if not resolves(precision, pool.noise_var, screen.max_norm2):
-        return slow_picks(arbiter, pool.num_candidates, num_select, allow_repeats)
+        return slow_picks(arbiter, pool.num_candidates, num_select, allow_repeats, progress)
     for remaining in range(num_select - 1, -1, -1):
         position, score, ratio, second = screen.leader()
         limit = doubt.limit(score, ratio)
@@ -90,6 +103,8 @@ def greedy_picks(pool: Pool, dtype: Precision | None, allow_repeats: bool = True
             position = settle(screen, doubt, limit, arbiter, picked)
             ratio = screen.ratio(position)
         picked.append(position)
+        if progress is not None:
+            progress(1)
         if remaining:
             doubt.grow(score, ratio)
             screen.pick(position)
@@ -99,13 +114,19 @@ def greedy_picks(pool: Pool, dtype: Precision | None, allow_repeats: bool = True
 
 
 def slow_picks(
-    arbiter: Arbiter, num_candidates: int, num_select: int, allow_repeats: bool
+    arbiter: Arbiter,
+    num_candidates: int,
+    num_select: int,
+    allow_repeats: bool,
+    progress: Progress | None = None,
 ) -> list[int]:
     """Greedy picks where λ is below what any fast pass resolves: every candidate is in question."""
     left = np.arange(num_candidates)
     picked: list[int] = []
     while len(picked) < num_select:
         picked.append(arbiter.best(picked, left))
+        if progress is not None:
+            progress(1)
         if not allow_repeats:
             left = left[left != picked[-1]]
     return picked

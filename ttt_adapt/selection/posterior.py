@@ -15,6 +15,7 @@ from ttt_adapt.selection.pool import Float64Array, Matrix, Pool, read_pool
 from ttt_adapt.types import FloatArray, IntArray, Selection
 
 _BLOCK_PICKS = 128
+_LEAST_COMPACT = 256
 # Above this ratio of λ to the largest ‖x‖², a Cholesky factor of the picks' Gram matrix is exact to
 # about 1e-12; below it the one-at-a-time form, whose error grows as ε/√λ instead of ε/λ, is used.
 _CHOLESKY_NOISE = 1e-4
@@ -25,12 +26,15 @@ _EXPLAINED = 1e-14
 class Posterior:
     """Variance of the query rows, and of any candidate, given the candidates picked so far.
 
-    Memory: t·(D + M) float64. Its numbers are functions of the values of the queries, λ and the
+    Memory: t·(D + M) float64; with ``compact`` at most 2D·(D + M), by going over to Σ itself once there
+    are more than 2D picks (and 256, below which it doesn't pay). Its numbers are functions of the values of the queries, λ and the
     picks alone, not of where in a pool a candidate stands: equal rows have equal gains, bit for
     bit.
     """
 
-    def __init__(self, queries_MD: Float64Array, noise_var: float) -> None:
+    def __init__(
+        self, queries_MD: Float64Array, noise_var: float, *, compact: bool = False
+    ) -> None:
         self._queries = np.ascontiguousarray(queries_MD, dtype=np.float64)
         self._noise_var = noise_var
         num_rows, width = self._queries.shape
@@ -39,25 +43,27 @@ class Posterior:
         # BLAS kernels may round differently at another alignment: one buffer for every candidate.
         self._candidate = np.empty(width)
         self._residual = np.empty(width)
+        self._compact_from = max(2 * width, _LEAST_COMPACT) if compact else None
+        # Σ and QΣ, once compact.
+        self._sigma: Float64Array | None = None
+        self._queries_left = self._queries
         self.num_picked = 0
         self.prior_var = float(np.vdot(self._queries, self._queries))
         self.total_var = self.prior_var
 
     @property
     def directions(self) -> Float64Array:
-        """U ``[t, D]``: Σ_t = I − UᵀU."""
+        """U ``[t, D]``: Σ_t = I − UᵀU; gone once compact."""
+        assert self._sigma is None, "compact: Σ alone is kept"
         return self._directions[: self.num_picked]
 
     def pick(self, candidate_D: FloatArray) -> float:
         """Observe a candidate; return by how much the total variance of the query rows falls."""
         variance, covariance = self._condition(candidate_D)
-        self._reserve(1)
-        step = self.num_picked
         scale = 1.0 / np.sqrt(variance + self._noise_var) if variance > 0.0 else 0.0
-        np.multiply(self._residual, scale, out=self._directions[step])
-        np.multiply(covariance, scale, out=self._projected[step])
-        self.num_picked += 1
-        gain = float(np.dot(self._projected[step], self._projected[step]))
+        projected = covariance * scale
+        self._remember(self._residual * scale, projected)
+        gain = float(np.dot(projected, projected))
         gain = min(gain, self.total_var)
         self.total_var -= gain
         return gain
@@ -75,12 +81,16 @@ class Posterior:
 
     def gains(self, candidates_nD: Float64Array) -> tuple[Float64Array, Float64Array]:
         """Gains and variances ``[n]`` of many candidates at once; equal to the above up to rounding."""
-        basis, projected = self.directions, self._projected[: self.num_picked]
-        coefficients = candidates_nD @ basis.T
         norms2 = np.einsum("nd,nd->n", candidates_nD, candidates_nD)
-        variances = norms2 - np.einsum("nt,nt->n", coefficients, coefficients)
+        if self._sigma is None:
+            basis, projected = self.directions, self._projected[: self.num_picked]
+            coefficients = candidates_nD @ basis.T
+            variances = norms2 - np.einsum("nt,nt->n", coefficients, coefficients)
+            covariances = candidates_nD @ self._queries.T - coefficients @ projected
+        else:
+            variances = np.einsum("nd,nd->n", candidates_nD, candidates_nD @ self._sigma)
+            covariances = candidates_nD @ self._queries_left.T
         variances[variances <= _EXPLAINED * norms2] = 0.0
-        covariances = candidates_nD @ self._queries.T - coefficients @ projected
         squares = np.einsum("nm,nm->n", covariances, covariances)
         squares[variances == 0.0] = 0.0
         return squares / (variances + self._noise_var), variances
@@ -91,7 +101,7 @@ class Posterior:
         ``last`` promises that nothing is asked of this posterior afterwards but its totals.
         """
         largest = float(np.einsum("nd,nd->n", candidates_nD, candidates_nD).max(initial=0.0))
-        if self._noise_var < _CHOLESKY_NOISE * largest:
+        if self._compact_from is not None or self._noise_var < _CHOLESKY_NOISE * largest:
             return np.array([self.pick(row) for row in candidates_nD])
         total = len(candidates_nD)
         gains = np.empty(total)
@@ -133,8 +143,10 @@ class Posterior:
     def _condition(self, candidate_D: FloatArray) -> tuple[float, Float64Array]:
         """Variance of a candidate and its covariance ``[M]`` with the query rows."""
         self._candidate[...] = candidate_D
-        basis = self.directions
-        if self.num_picked:
+        if self._sigma is not None:
+            np.dot(self._sigma, self._candidate, out=self._residual)
+        elif self.num_picked:
+            basis = self.directions
             np.dot(np.dot(basis, self._candidate), basis, out=self._residual)
             np.subtract(self._candidate, self._residual, out=self._residual)
         else:
@@ -143,6 +155,21 @@ class Posterior:
         if variance <= _EXPLAINED * float(np.dot(self._candidate, self._candidate)):
             variance = 0.0
         return variance, np.dot(self._queries, self._residual)
+
+    def _remember(self, direction_D: Float64Array, projected_M: Float64Array) -> None:
+        if self._sigma is None:
+            self._reserve(1)
+            self._directions[self.num_picked] = direction_D
+            self._projected[self.num_picked] = projected_M
+        else:
+            self._sigma -= np.outer(direction_D, direction_D)
+            self._queries_left -= np.outer(projected_M, direction_D)
+        self.num_picked += 1
+        if self.num_picked == self._compact_from:
+            basis, projected = self.directions, self._projected[: self.num_picked]
+            self._queries_left = self._queries - projected.T @ basis
+            self._sigma = np.eye(basis.shape[1]) - basis.T @ basis
+            self._directions, self._projected = self._directions[:0], self._projected[:0]
 
     def _reserve(self, num: int) -> None:
         needed = self.num_picked + num

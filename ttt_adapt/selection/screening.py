@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ttt_adapt.selection.pool import Float64Array, squared_norms
+from ttt_adapt.selection.products import ProductScreen
 from ttt_adapt.types import FloatArray
 
 _BLOCK_ELEMENTS = 32768
@@ -202,10 +203,23 @@ def _gather(
     return positions, scores_K[positions], noisy_K[positions], norms2_K[positions]
 
 
+def prefers_products(num_candidates: int, width: int, num_rows: int) -> bool:
+    """Whether products with vectors cost less than a covariance of every candidate with every row.
+
+    Measured (``benchmarks/selection_large.py``): they take as long as D/8 rows do, and D² per pick
+    beside, which a small pool does not earn back. Picks are the same.
+    """
+    return 8 * num_rows >= width and num_candidates * num_rows >= 4 * width * width
+
+
 def numpy_screen(
     candidates_KD: FloatArray, queries_MD: Float64Array, noise_var: float, num_select: int
 ) -> Screen:
     """The right screen for the number of query rows."""
-    kind = SingleRowScreen if len(queries_MD) == 1 else RowsScreen
     norms2 = squared_norms(candidates_KD)
-    return kind(candidates_KD, queries_MD, noise_var, num_select, norms2)
+    if len(queries_MD) == 1:
+        return SingleRowScreen(candidates_KD, queries_MD, noise_var, num_select, norms2)
+    num, width = candidates_KD.shape
+    if prefers_products(num, width, len(queries_MD)):
+        return ProductScreen(candidates_KD, queries_MD, noise_var, norms2)
+    return RowsScreen(candidates_KD, queries_MD, noise_var, num_select, norms2)

@@ -78,7 +78,7 @@ class Arbiter:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._posterior = Posterior(pool.queries, pool.noise_var)
+        self._posterior = Posterior(pool.queries, pool.noise_var, compact=True)
 
     def best(self, picked: Sequence[int], doubtful: IntArray) -> int:
         """The best of ``doubtful`` (ascending positions) after ``picked``."""
