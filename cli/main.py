@@ -6,6 +6,7 @@ import typer
 
 from ttt_adapt.cli import (
     convert,
+    curriculum,
     doctor,
     evaluate,
     generate,
@@ -15,6 +16,7 @@ from ttt_adapt.cli import (
     read,
     report,
     select,
+    vision,
 )
 from ttt_adapt.cli import demo as demo_command
 
@@ -47,6 +49,7 @@ def options(
 
 
 app.add_typer(index.app, name="index")
+app.add_typer(curriculum.app, name="curriculum")
 app.command("select")(select.select)
 app.command("predict")(predict.predict)
 app.command("read")(read.read)
@@ -56,6 +59,7 @@ app.command("report")(report.report)
 app.command("pretrain")(pretrain.pretrain)
 app.command("convert")(convert.convert)
 app.command("demo")(demo_command.demo)
+app.add_typer(vision.app, name="vision")
 app.command("doctor")(doctor.doctor)
 
 

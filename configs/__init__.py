@@ -1,8 +1,10 @@
 """Recipes shipped with the package: TOML files that ``--config NAME`` finds by name.
 
-``pretrain_*``, ``ttt_*`` and ``transformer_*`` hold
+``ablation_*``, ``pretrain_*``, ``ttt_*`` and ``transformer_*`` hold
 :class:`ttt_adapt.config.PretrainSettings`, ``convert_*``
-:class:`ttt_adapt.conversion_settings.ConvertSettings`, all others
+:class:`ttt_adapt.conversion_settings.ConvertSettings`, ``ttc_rl_*``
+:class:`ttt_adapt.curriculum.GRPOSettings`, ``vision_*``
+:class:`ttt_adapt.vision.training.VisionTrainSettings`, all others
 :class:`ttt_adapt.config.ExperimentSettings`.
 """
 

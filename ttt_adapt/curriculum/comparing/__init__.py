@@ -1,0 +1,73 @@
+"""Curricula compared: all arms under all seeds at the same number of rollouts.
+
+Names load on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ttt_adapt.curriculum.comparing.arms import Arm, Job, parse_arm
+    from ttt_adapt.curriculum.comparing.comparing import (
+        ComparisonProgress,
+        compare_curricula,
+        finished_comparison,
+    )
+    from ttt_adapt.curriculum.comparing.comparison import (
+        ArmSummary,
+        Choice,
+        Comparison,
+        Difference,
+    )
+    from ttt_adapt.curriculum.comparing.files import is_comparison, read_comparison
+    from ttt_adapt.curriculum.comparing.page import write_comparison_report
+    from ttt_adapt.curriculum.comparing.planning import ComparisonPlan, plan_comparison
+    from ttt_adapt.curriculum.comparing.results import ArmRun, RunCost
+    from ttt_adapt.curriculum.comparing.settings import ComparisonSettings
+    from ttt_adapt.curriculum.comparing.wording import comparison_as_markdown, conclusions
+
+_MODULES = {
+    "arms": ("Arm", "Job", "parse_arm"),
+    "comparing": ("ComparisonProgress", "compare_curricula", "finished_comparison"),
+    "comparison": ("ArmSummary", "Choice", "Comparison", "Difference"),
+    "files": ("is_comparison", "read_comparison"),
+    "page": ("write_comparison_report",),
+    "planning": ("ComparisonPlan", "plan_comparison"),
+    "results": ("ArmRun", "RunCost"),
+    "settings": ("ComparisonSettings",),
+    "wording": ("comparison_as_markdown", "conclusions"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "Arm",
+    "ArmRun",
+    "ArmSummary",
+    "Choice",
+    "Comparison",
+    "ComparisonPlan",
+    "ComparisonProgress",
+    "ComparisonSettings",
+    "Difference",
+    "Job",
+    "RunCost",
+    "compare_curricula",
+    "comparison_as_markdown",
+    "conclusions",
+    "finished_comparison",
+    "is_comparison",
+    "parse_arm",
+    "plan_comparison",
+    "read_comparison",
+    "write_comparison_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
