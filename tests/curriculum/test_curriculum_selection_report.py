@@ -124,14 +124,14 @@ def test_targets_that_nothing_has_to_do_with() -> None:
 
 
 def test_the_suggestion_beats_a_small_default() -> None:
-    """One family: the picks stay in it. Three: the small ones get theirs, unlike by the mean."""
+    """One family: most picks are of it. Three: the small ones get theirs, unlike by the mean."""
     for seed in range(3):
         single, family = families(seed, 1500, 64, (64,))
         shares = [
             float((family[choose(single, 100, noise_var).indices] == 0).mean())
             for noise_var in (0.1, None)
         ]
-        assert shares[1] > 0.95 > shares[0]
+        assert shares[1] > 0.65 and shares[0] < 0.45
         mixed, family = families(seed, 1500, 64, (48, 12, 4))
         counts = {
             method: np.bincount(
@@ -139,8 +139,8 @@ def test_the_suggestion_beats_a_small_default() -> None:
             )[:3]
             for method in ("sift", "nearest")
         }
-        assert counts["sift"].sum() > 95
-        assert counts["sift"].min() >= 5
+        assert counts["sift"].sum() > 65
+        assert counts["sift"].min() >= 10
         assert counts["nearest"].min() == 0
 
 
