@@ -10,6 +10,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCH_OPTIONS ?=
 PYTEST_OPTIONS ?=
+# A test file stays in one process; each wants a processor and up to 2 GB.
+PYTEST_WORKERS ?= -n auto --maxprocesses 4 --dist loadfile
 DEMO_OPTIONS ?=
 # minipile.py needs a data set and hours: run it by hand.
 BENCHMARKS ?= $(filter-out benchmarks/minipile.py,$(sort $(wildcard benchmarks/*.py)))
@@ -29,16 +31,22 @@ GPU_BENCHMARKS = $(shell grep -lse '--device' $(BENCHMARKS))
 GPU_PYTHON := $(or $(PYTHON),$(BIN)/python)
 GPU_READY := $(if $(PYTHON),,$(VENV)/.dev-ready)
 
-.PHONY: help demo test check bench gpu wheel clean
+.PHONY: help demo demo-curriculum demo-vision test check bench gpu wheel clean
 
 help: ## list these targets
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile
 
 demo: $(VENV)/.demo-ready ## index this machine's Python source, adapt the bundled model, compare
 	$(OFFLINE) $(BIN)/ttt-adapt demo $(DEMO_OPTIONS)
 
+demo-curriculum: $(VENV)/.dev-ready ## a small model picks what to practise, practises by RL, gets better; ~3 min
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/ttt-adapt curriculum demo $(DEMO_OPTIONS)
+
+demo-vision: $(VENV)/.dev-ready ## train small MTTT and Vision-TTT models on digits and photographs, look inside
+	$(OFFLINE) $(BIN)/ttt-adapt vision demo $(DEMO_OPTIONS)
+
 test: $(VENV)/.dev-ready ## run every test that needs no GPU
-	$(TESTING) $(BIN)/pytest -m 'not gpu' $(PYTEST_OPTIONS)
+	$(TESTING) $(BIN)/pytest -m 'not gpu' $(PYTEST_WORKERS) $(PYTEST_OPTIONS)
 
 check: $(VENV)/.dev-ready ## lint, format, types, the rules of the house
 	$(BIN)/ruff check .

@@ -14,6 +14,8 @@ def main(root: Path) -> None:
     from ttt_adapt.config import ExperimentSettings, PretrainSettings, load_settings
     from ttt_adapt.configs import config_names, config_path
     from ttt_adapt.conversion_settings import ConvertSettings
+    from ttt_adapt.curriculum import GRPOSettings
+    from ttt_adapt.vision.training import VisionTrainSettings
 
     installed = Path(ttt_adapt.__file__).resolve().parent
     if installed.is_relative_to(root):
@@ -26,8 +28,12 @@ def main(root: Path) -> None:
     for name in modules:
         importlib.import_module(module_name(name))
     for name in config_names():
-        if name.startswith(("pretrain_", "ttt_", "transformer_")):
+        if name.startswith(("ablation_", "pretrain_", "ttt_", "transformer_")):
             kind = PretrainSettings
+        elif name.startswith("ttc_rl_"):
+            kind = GRPOSettings
+        elif name.startswith("vision_"):
+            kind = VisionTrainSettings
         else:
             kind = ConvertSettings if name.startswith("convert_") else ExperimentSettings
         load_settings(kind, config_path(name))

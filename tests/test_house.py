@@ -15,7 +15,9 @@ from packaging.utils import canonicalize_name
 import ttt_adapt
 from ttt_adapt.config import ExperimentSettings, PretrainSettings, Settings, load_settings
 from ttt_adapt.conversion_settings import ConvertSettings
+from ttt_adapt.curriculum.training.settings import GRPOSettings
 from ttt_adapt.errors import SettingsError
+from ttt_adapt.vision.training.settings import VisionTrainSettings
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("cli", "configs", "indexes", "kernels")
@@ -145,10 +147,14 @@ def recipe_problems(root: Path) -> list[str]:
     problems = []
     for path in sorted((root / "configs").glob("*.toml")):
         kind: type[Settings] = ExperimentSettings
-        if path.name.startswith(("pretrain_", "ttt_", "transformer_")):
+        if path.name.startswith(("ablation_", "pretrain_", "ttt_", "transformer_")):
             kind = PretrainSettings
         elif path.name.startswith("convert_"):
             kind = ConvertSettings
+        elif path.name.startswith("ttc_rl_"):
+            kind = GRPOSettings
+        elif path.name.startswith("vision_"):
+            kind = VisionTrainSettings
         try:
             load_settings(kind, path)
         except SettingsError as error:

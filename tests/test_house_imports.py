@@ -22,7 +22,7 @@ LEVELS = (
     {"cli"},
     {"demo", "doctor"},
     {"pipeline"},
-    {"curriculum"},
+    {"curriculum", "vision"},
     {"evaluation", "training"},
     {"adaptation"},
     {"models"},

@@ -10,7 +10,8 @@
     │   ├── SelectionError            candidates or queries that no selector accepts
     │   ├── OperatorInputError        tensors or states that an operator of TTT layers cannot take
     │   ├── TaskError                 tasks that cannot be read, verified or kept apart as asked
-    │   └── SandboxError              a machine that cannot run untrusted programs as asked
+    │   ├── SandboxError              a machine that cannot run untrusted programs as asked
+    │   └── ImageError                images that cannot be read as asked
     ├── MissingDependencyError        an optional package that this feature needs
     ├── BusyError                     another process holds what this one needs to write
     └── AdaptationError               learning on a query failed in a way that is not the user's
@@ -65,6 +66,10 @@ class TaskError(UserError):
 
 class SandboxError(UserError):
     """This machine, or its settings, do not let untrusted programs be run as asked."""
+
+
+class ImageError(UserError):
+    """Images that cannot be read as asked: missing, damaged, of another layout."""
 
 
 class MissingDependencyError(TTTAdaptError):
