@@ -5,6 +5,7 @@ Shape legend: B images, C channels, H W pixels, T tokens.
 
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -140,17 +141,20 @@ def measure(
     return found
 
 
-def growth(rows: Sequence[Measurement], label: str, value: str = "seconds") -> float:
-    """Exponent of tokens by which a value grows from the second largest resolution to the largest:
-    1 is linear, 2 quadratic; NaN with fewer than two."""
+def growth(
+    rows: Sequence[Measurement], label: str, value: str = "seconds", *, num_largest: int = 3
+) -> float:
+    """Exponent of tokens by which a value grows, fitted to the largest resolutions: 1 is linear, 2
+    quadratic; NaN with fewer than two."""
     mine = sorted((row for row in rows if row.label == label), key=lambda row: row.num_tokens)
-    if len(mine) < 2:
+    used = [row for row in mine if getattr(row, value) > 0][-num_largest:]
+    if len(used) < 2:
         return math.nan
-    small, large = mine[-2], mine[-1]
-    before, after = float(getattr(small, value)), float(getattr(large, value))
-    if not before or not after:
-        return math.nan
-    return math.log(after / before) / math.log(large.num_tokens / small.num_tokens)
+    fitted = statistics.linear_regression(
+        [math.log(row.num_tokens) for row in used],
+        [math.log(getattr(row, value)) for row in used],
+    )
+    return fitted.slope
 
 
 def crossover(
@@ -200,7 +204,7 @@ def summarise(rows: Sequence[Measurement], labels: Sequence[str]) -> dict[str, A
     }
     lines = [
         f"{label}: time grows as tokens to the power {grown['seconds']:.2f}, memory "
-        f"{grown['peak_bytes']:.2f} (the last two resolutions)"
+        f"{grown['peak_bytes']:.2f}"
         for label, grown in grows.items()
     ]
     for label in others:
