@@ -73,9 +73,8 @@ def measured(mode: Any) -> list[Measurement]:
 def test_memory_is_linear_but_where_the_matrix_is_written(mode: str) -> None:
     rows = measured(mode)
     assert [r.num_tokens for r in rows[::3]] == [64, 256, 1024]
-    assert 0.7 < growth(rows, "ours", "peak_bytes") < 1.1
-    assert 0.7 < growth(rows, "fused", "peak_bytes") < 1.1
-    assert growth(rows, "written", "peak_bytes") > 1.6
+    for label, least, most in (("ours", 0.7, 1.1), ("fused", 0.7, 1.1), ("written", 1.6, 2.1)):
+        assert least < growth(rows, label, "peak_bytes", num_largest=2) < most
     larger = crossover(rows, "ours", "written", "peak_bytes")
     assert larger is not None and larger < 1024
     for found in rows:
@@ -115,7 +114,7 @@ def test_a_summary_says_it_in_words() -> None:
     assert found["ratios"]["other"] == {"seconds": 4.0, "peak_bytes": 3.0}
     assert found["lines"][0].startswith("ours: time grows as tokens to the power 1.00")
     assert "faster from 400 tokens, smaller from 100 tokens" in found["lines"][-1]
-    assert "4.00× as fast, with 1/3.00" in found["lines"][-1]
+    assert "other takes 4.00× the time and 3.00× the memory" in found["lines"][-1]
 
 
 def test_default_arms_are_of_one_size() -> None:

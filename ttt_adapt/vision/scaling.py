@@ -203,8 +203,8 @@ def summarise(rows: Sequence[Measurement], labels: Sequence[str]) -> dict[str, A
         for label in others
     }
     lines = [
-        f"{label}: time grows as tokens to the power {grown['seconds']:.2f}, memory "
-        f"{grown['peak_bytes']:.2f}"
+        f"{label}: time grows as tokens to the power {grown['seconds']:.2f}, memory to the power "
+        f"{grown['peak_bytes']:.2f} (the three largest resolutions)"
         for label, grown in grows.items()
     ]
     for label in others:
@@ -216,8 +216,8 @@ def summarise(rows: Sequence[Measurement], labels: Sequence[str]) -> dict[str, A
         ]
         lines.append(
             f"{ours} against {label}: {words[0]}, {words[1]}; at {most} tokens "
-            f"{ratios[label]['seconds']:.2f}× as fast, with 1/{ratios[label]['peak_bytes']:.2f} of the "
-            "memory"
+            f"{label} takes {ratios[label]['seconds']:.2f}× the time and "
+            f"{ratios[label]['peak_bytes']:.2f}× the memory"
         )
     return {"growth": grows, "crossover": crosses, "ratios": ratios, "lines": lines}
 
