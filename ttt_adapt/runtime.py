@@ -1,12 +1,15 @@
 """This machine: threads, allocator, processor features, devices, versions, seeds."""
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ttt_adapt.errors import ModelError, SettingsError
 
@@ -136,3 +139,21 @@ def num_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars for weights that load in a blink, no advice beside our one-line errors; the
+    user's choice is put back."""
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging  # its functions have no annotations
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()

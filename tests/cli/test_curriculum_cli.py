@@ -116,6 +116,20 @@ def test_select_train_eval(place: Path, clean: Path, tmp_path: Path) -> None:
     assert (tmp_path / "eval" / "attempts.jsonl").read_bytes() == before
 
 
+def test_tasks_are_chosen_anew_while_training(place: Path, clean: Path, tmp_path: Path) -> None:
+    training = ("train", clean, "-m", place / "model", "-o", tmp_path / "trained", *TINY,
+                "--corpus", clean, "-t", place / "targets.jsonl",
+                "--set", "reselect_every=1", "--set", "band=[0.0, 1.0]")  # fmt: skip
+    done = subprocess.run(
+        [*COMMAND, *map(str, training), "--json"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["num_steps"] == 2
+    assert "Writing" not in done.stderr  # transformers' own progress bar
+    known = {task.id for task in read_tasks(clean)}
+    chosen = list(read_tasks(tmp_path / "trained" / "curricula" / "step-00000001.jsonl"))
+    assert chosen and {task.id for task in chosen} <= known
+
+
 def test_compare_and_report(place: Path, clean: Path, tmp_path: Path) -> None:
     out = tmp_path / "comparison"
     arguments = ("compare", clean, "-t", place / "targets.jsonl", "--others",

@@ -1,8 +1,6 @@
 """Transformers for embedding: found, checked, loaded without a word to the terminal."""
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,12 @@ from ttt_adapt.embedding.resolution import (
 from ttt_adapt.embedding.tokenization import TextTokenizer
 from ttt_adapt.embedding.transformer import TransformerEmbedder
 from ttt_adapt.errors import ModelError, SettingsError
-from ttt_adapt.runtime import has_native_bfloat16, keep_freed_memory, resolve_device
+from ttt_adapt.runtime import (
+    has_native_bfloat16,
+    keep_freed_memory,
+    quiet_transformers,
+    resolve_device,
+)
 
 _NO_LIMIT = 10**9
 """Tokenizers without a limit of their own say 10^30."""
@@ -97,7 +100,7 @@ def _load_transformer(folder: Path, *, trusted: bool) -> tuple[Any, Any]:
     # ImportError: the tokenizer needs a package; RuntimeError: tensors of another shape.
     failures = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
     try:
-        with _quiet():
+        with quiet_transformers():
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
             model, report = AutoModel.from_pretrained(
                 folder,
@@ -127,23 +130,6 @@ def _load_transformer(folder: Path, *, trusted: bool) -> tuple[Any, Any]:
 def _brings_code(folder: Path) -> bool:
     paths = [folder / name for name in ("config.json", "tokenizer_config.json")]
     return any(b'"auto_map"' in path.read_bytes() for path in paths if path.is_file())
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Neither progress bars nor advice on stderr while transformers loads."""
-    from transformers.utils import logging as transformers_logging
-
-    logging: Any = transformers_logging  # its functions have no annotations
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _lower_case(tokenizer: Any) -> None:

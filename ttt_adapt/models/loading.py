@@ -1,6 +1,5 @@
 """Loading a causal language model: safetensors only, no code of strangers, errors of one line."""
 
-import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from ttt_adapt.models.language_model import (
     require_vocabulary,
     tokenizer_hash,
 )
-from ttt_adapt.runtime import resolve_device
+from ttt_adapt.runtime import quiet_transformers, resolve_device
 
 # Every exception type that transformers, huggingface_hub and safetensors are known to raise when a
 # model cannot be loaded (SafetensorError and httpx' errors derive from Exception directly).
@@ -50,7 +49,7 @@ def load_language_model(settings: ModelSettings) -> LanguageModel:
     elif _is_path(name):
         raise ModelError(f"{name}: no such directory; {_remedy()}")
     try:
-        with _quiet():
+        with quiet_transformers():
             tokenizer, model, missing = _from_pretrained(name, settings, local)
         folder = checkpoint_folder(name, settings.revision)
     except _LOAD_FAILURES as error:
@@ -180,21 +179,3 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while seen is not None:
         yield seen
         seen = seen.__cause__ or seen.__context__
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bar for weights that load in a blink and no reports beside our one-line errors;
-    the user's choice is put back."""
-    from transformers.utils import logging as transformers_logging
-
-    logging: Any = transformers_logging
-    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if shown:
-            logging.enable_progress_bar()

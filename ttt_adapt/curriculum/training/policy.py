@@ -9,7 +9,7 @@ import torch
 
 from ttt_adapt.curriculum.training.settings import GRPOSettings
 from ttt_adapt.errors import SettingsError
-from ttt_adapt.runtime import derived_seed
+from ttt_adapt.runtime import derived_seed, quiet_transformers
 from ttt_adapt.storage import sync_file, sync_folder, temporary_sibling
 
 ADAPTER = "adapter"
@@ -62,7 +62,8 @@ def write_model(policy: Any, tokenizer: Any, settings: GRPOSettings, out: Path) 
 def _write(model: Any, tokenizer: Any, target: Path) -> None:
     temporary = temporary_sibling(target)
     temporary.mkdir(parents=True)
-    model.save_pretrained(temporary)
+    with quiet_transformers():
+        model.save_pretrained(temporary)
     if tokenizer is not None:
         tokenizer.save_pretrained(temporary)
     for path in temporary.iterdir():

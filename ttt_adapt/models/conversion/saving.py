@@ -5,6 +5,7 @@ from typing import Any
 
 from ttt_adapt.errors import ModelError
 from ttt_adapt.models.conversion.model import ConvertedConfig, ConvertedForCausalLM
+from ttt_adapt.runtime import quiet_transformers
 
 
 def require_room(folder: Path) -> None:
@@ -26,17 +27,9 @@ def save_converted(model: ConvertedForCausalLM, tokenizer: Any, folder: Path) ->
     Raises:
         ModelError: ``folder`` holds another model.
     """
-    from transformers.utils import logging as transformers_logging
-
     require_room(folder)
-    logging: Any = transformers_logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    with quiet_transformers():
         model.save_pretrained(folder)
-    finally:
-        if shown:
-            logging.enable_progress_bar()
     for path in folder.glob("*.safetensors"):
         path.chmod(0o644)
     tokenizer.save_pretrained(folder)
