@@ -39,7 +39,7 @@ help: ## list these targets
 demo: $(VENV)/.demo-ready ## index this machine's Python source, adapt the bundled model, compare
 	$(OFFLINE) $(BIN)/ttt-adapt demo $(DEMO_OPTIONS)
 
-demo-curriculum: $(VENV)/.dev-ready ## a small model picks what to practise, practises by RL, gets better; ~3 min
+demo-curriculum: $(VENV)/.dev-ready ## a small model picks what to practise, practises by RL, gets better; ~4 min
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/ttt-adapt curriculum demo $(DEMO_OPTIONS)
 
 demo-vision: $(VENV)/.dev-ready ## train small MTTT and Vision-TTT models on digits and photographs, look inside
