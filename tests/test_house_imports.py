@@ -9,10 +9,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FOUNDATION = {
+    "closing",
     "config",
     "configs",
     "conversion_settings",
     "errors",
+    "lazy_exports",
     "runtime",
     "settings",
     "storage",

@@ -5,8 +5,9 @@ have the weights back. The names below load on first use: ``import ttt_adapt`` i
 torch nor FAISS.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ttt_adapt.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ttt_adapt.corpus import read_documents
@@ -18,20 +19,6 @@ if TYPE_CHECKING:
     from ttt_adapt.selection import nearest, sift
 
 __version__ = "0.1.0"
-
-_ROOM_OF = {
-    "Index": "indexes",
-    "bits_per_byte": "evaluation",
-    "build_index": "pipeline",
-    "evaluate": "pipeline",
-    "load_embedder": "embedding",
-    "load_language_model": "models",
-    "nearest": "selection",
-    "predict": "pipeline",
-    "read_documents": "corpus",
-    "select": "pipeline",
-    "sift": "selection",
-}
 
 __all__ = [
     "Index",
@@ -48,14 +35,15 @@ __all__ = [
     "sift",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _ROOM_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_ROOM_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        ".corpus": ("read_documents",),
+        ".embedding": ("load_embedder",),
+        ".evaluation": ("bits_per_byte",),
+        ".indexes": ("Index",),
+        ".models": ("load_language_model",),
+        ".pipeline": ("build_index", "evaluate", "predict", "select"),
+        ".selection": ("nearest", "sift"),
+    },
+)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from ttt_adapt.curriculum.training import read_history
-from ttt_adapt.testing import tiny_model, tiny_tokenizer
+from ttt_adapt.testing import save_tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -17,31 +17,20 @@ PROGRAM = """
 import sys
 from pathlib import Path
 
-from ttt_adapt.curriculum import GRPOSettings, Task, Verifier, train_curriculum
-
-
-def letters(task, completion):
-    return sum("a" <= letter <= "z" for letter in completion) / 4
-
+from ttt_adapt.testing import own_tasks, practise
 
 if __name__ == "__main__":
-    tasks = [Task(id=f"t{n}", kind="own", prompt="say " + "ab" * n) for n in range(3)]
     # Three groups of four: one is split between two processes.
-    settings = GRPOSettings(
-        num_steps=2, prompts_per_step=3, num_generations=4, learning_rate=1e-4,
-        max_completion_tokens=4, max_prompt_tokens=40, device="cpu",
+    result = practise(
+        Path(sys.argv[1]), Path(sys.argv[2]), tasks=own_tasks(3), learning_rate=1e-4,
+        max_completion_tokens=4,
     )
-    with Verifier(callables={"own": letters}) as verifier:
-        result = train_curriculum(
-            sys.argv[1], tasks, settings, Path(sys.argv[2]), verifier=verifier
-        )
     assert result.num_rollouts == 24
 """
 
 
 def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
-    tiny_model(2).save_pretrained(tmp_path / "m")
-    tiny_tokenizer().save_pretrained(tmp_path / "m")
+    save_tiny_model(tmp_path / "m")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
     for num in (1, 2):

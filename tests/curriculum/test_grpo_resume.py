@@ -13,43 +13,30 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ttt_adapt.curriculum import GRPOSettings, Task, TrainingResult, Verifier, train_curriculum
+from ttt_adapt.curriculum import TrainingResult
 from ttt_adapt.curriculum.training import TrainingProgress, read_history
-from ttt_adapt.testing import tiny_model, tiny_tokenizer
+from ttt_adapt.testing import own_tasks, practise, save_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-SETTINGS = GRPOSettings(
-    num_steps=5, prompts_per_step=2, prompts_per_update=1, num_generations=4, learning_rate=1e-2,
-    max_completion_tokens=4, max_prompt_tokens=40, save_every=2, warmup_steps=2, device="cpu",
-    reselect_every=3, band=(0.0, 1.0),
-)  # fmt: skip
-TASKS = [Task(id=f"t{n}", kind="own", prompt="say " + "ab" * n) for n in range(5)]
-
-
-def letters(task: Task, completion: str) -> float:
-    return sum("a" <= letter <= "z" for letter in completion) / 4
+SETTINGS: dict[str, Any] = {
+    "num_steps": 5, "prompts_per_step": 2, "prompts_per_update": 1, "max_completion_tokens": 4,
+    "save_every": 2, "warmup_steps": 2, "reselect_every": 3, "band": (0.0, 1.0),
+}  # fmt: skip
 
 
 def run(
     model: Path,
     out: Path,
     progress: Callable[[TrainingProgress], None] | None = None,
-    **values: Any,
+    **changes: Any,
 ) -> TrainingResult:
-    with Verifier(callables={"own": letters}) as verifier:
-        return train_curriculum(
-            model, TASKS, SETTINGS.model_copy(update=values), out, verifier=verifier,
-            progress=progress,
-        )  # fmt: skip
+    return practise(model, out, tasks=own_tasks(5), progress=progress, **{**SETTINGS, **changes})
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("m")
-    tiny_model(2).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+    return save_tiny_model(tmp_path_factory.mktemp("m"))
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Training with TRL's own trainer on a tiny model: what moves the weights, and what must not."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,74 +8,37 @@ import pytest
 import torch
 
 from ttt_adapt.config import ModelSettings
-from ttt_adapt.curriculum import GRPOSettings, Task, Verifier, train_curriculum
+from ttt_adapt.curriculum import GRPOSettings, Verifier
 from ttt_adapt.curriculum.training import TrainingProgress, read_history
 from ttt_adapt.curriculum.training.arguments import grpo_arguments
 from ttt_adapt.curriculum.training.session import RESULT, SETTINGS
 from ttt_adapt.curriculum.training.trainer import CurriculumTrainer, Practice
 from ttt_adapt.models import load_language_model
 from ttt_adapt.settings import load_settings
-from ttt_adapt.testing import tiny_model, tiny_tokenizer
+from ttt_adapt.testing import (
+    own_tasks,
+    practise,
+    same_tensors,
+    save_tiny_model,
+    tiny_model,
+    tiny_practice,
+    tiny_tokenizer,
+    weights_of,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-SETTINGS_OF_TESTS: dict[str, Any] = {
-    "num_steps": 2, "prompts_per_step": 3, "num_generations": 4, "learning_rate": 1e-2,
-    "max_completion_tokens": 5, "max_prompt_tokens": 40, "device": "cpu",
-}  # fmt: skip
-TOKENIZER = tiny_tokenizer()
-Reward = Callable[[Task, str], float | None]
-
-
-def settings(**values: Any) -> GRPOSettings:
-    return GRPOSettings(**{**SETTINGS_OF_TESTS, **values})
-
-
-def tasks(num: int = 6) -> list[Task]:
-    return [Task(id=f"t{n}", kind="own", prompt="say " + "ab" * n) for n in range(num)]
-
-
-def save(folder: Path, model: Any = None) -> Path:
-    (model or tiny_model(2)).save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
-    return folder
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    state: dict[str, torch.Tensor] = load_language_model(
-        ModelSettings(name=str(folder), device="cpu")
-    ).model.state_dict()
-    return state
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
-
-
-def train(out: Path, reward: Reward, model: Path, some: list[Task] | None = None, **values: Any) -> Any:  # fmt: skip
-    extra = {key: values.pop(key) for key in ("progress", "reselect") if key in values}
-    with Verifier(callables={"own": reward}) as verifier:
-        return train_curriculum(
-            model, tasks() if some is None else some, settings(**values), out, verifier=verifier,
-            **extra,
-        )  # fmt: skip
-
-
-def letters(task: Task, completion: str) -> float:
-    """Share of the completion that is lower-case letters, so that groups differ."""
-    return sum("a" <= letter <= "z" for letter in completion) / 5
 
 
 def trainer_of(model: Any, rewards: list[float | None], tmp_path: Path, **values: Any) -> Any:
     """The trainer itself, with these rewards for the completions of its first step."""
-    chosen = settings(**values)
+    chosen = tiny_practice(**values)
     given = iter(rewards)
-    some = tasks(chosen.prompts_per_step)
-    ids = [TOKENIZER(task.prompt)["input_ids"] for task in some]
+    some, tokenizer = own_tasks(chosen.prompts_per_step), tiny_tokenizer()
+    ids = [tokenizer(task.prompt)["input_ids"] for task in some]
     arguments = grpo_arguments(chosen, folder=str(tmp_path), num_steps=1, num_processes=1,
                                device="cpu", num_parameters=1)  # fmt: skip
     trainer = CurriculumTrainer(
-        model=model, tokenizer=tiny_tokenizer(), arguments=arguments, settings=chosen,
+        model=model, tokenizer=tokenizer, arguments=arguments, settings=chosen,
         practice=lambda step: Practice(some, ids), first_step=0,
         verifier=Verifier(callables={"own": lambda task, completion: next(given)}),
     )  # fmt: skip
@@ -141,7 +103,7 @@ def test_gradients_are_those_of_the_formula_without_absent_rewards(
     model.zero_grad()
     batch["completion_ids"][2] = 7
     trainer._compute_loss(trainer.model, dict(batch)).backward()
-    assert same(gradients(model), found)
+    assert same_tensors(gradients(model), found)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
@@ -194,9 +156,16 @@ def test_without_our_positions_trl_is_wrong_for_gpt2(tmp_path: Path) -> None:
 
 
 def test_practice_raises_the_reward_and_everything_is_written(tmp_path: Path) -> None:
-    model, seen = save(tmp_path / "m"), list[TrainingProgress]()
-    result = train(tmp_path / "run", letters, model, num_steps=12, prompts_per_update=1,
-                   num_generations=8, max_completion_tokens=5, progress=seen.append)  # fmt: skip
+    model, seen = save_tiny_model(tmp_path / "m"), list[TrainingProgress]()
+    result = practise(
+        model,
+        tmp_path / "run",
+        num_steps=12,
+        prompts_per_update=1,
+        num_generations=8,
+        max_completion_tokens=5,
+        progress=seen.append,
+    )
     history = read_history(result.folder)
     assert [record.step for record in history] == list(range(1, 13))
     assert history == [progress.record for progress in seen]
@@ -206,21 +175,26 @@ def test_practice_raises_the_reward_and_everything_is_written(tmp_path: Path) ->
     assert result.num_tokens == history[-1].num_tokens > result.num_rollouts
     assert "step 12/12  reward" in seen[-1].line()
     assert seen[-1].left_s == 0.0 < seen[0].left_s
-    assert load_settings(GRPOSettings, result.folder / SETTINGS) == settings(
+    assert load_settings(GRPOSettings, result.folder / SETTINGS) == tiny_practice(
         num_steps=12, prompts_per_update=1, num_generations=8
     )
     assert (result.folder / RESULT).is_file()
     lm = load_language_model(ModelSettings(name=str(result.model), device="cpu"))
-    assert lm.tokenizer.eos_token_id == TOKENIZER.eos_token_id
-    assert not same(weights(result.model), weights(model))
+    assert lm.tokenizer.eos_token_id == tiny_tokenizer().eos_token_id
+    assert not same_tensors(weights_of(result.model), weights_of(model))
 
 
 @pytest.mark.parametrize("reward", [None, 1.0], ids=["absent", "equal"])
 def test_nothing_to_learn_leaves_every_weight(reward: float | None, tmp_path: Path) -> None:
-    model = save(tmp_path / "m")
-    result = train(tmp_path / "run", lambda task, completion: reward, model, prompts_per_update=1,
-                   weight_decay=0.1)  # fmt: skip
-    assert same(weights(result.model), weights(model))
+    model = save_tiny_model(tmp_path / "m")
+    result = practise(
+        model,
+        tmp_path / "run",
+        reward=lambda task, completion: reward,
+        prompts_per_update=1,
+        weight_decay=0.1,
+    )
+    assert same_tensors(weights_of(result.model), weights_of(model))
     history = read_history(result.folder)
     for record in history:
         assert record.skipped_updates == 3

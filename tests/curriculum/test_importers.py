@@ -17,6 +17,7 @@ from ttt_adapt.curriculum import (
 )
 from ttt_adapt.curriculum.importers.importing import LAYOUTS
 from ttt_adapt.errors import CorpusError, TaskError
+from ttt_adapt.testing import imported_task, imported_tasks, write_rows
 
 GSM8K = {
     "question": "Weng earns $12 an hour. She worked 50 minutes. How much?",
@@ -70,22 +71,8 @@ ARC = {
 }
 
 
-def write_rows(path: Path, *rows: Any) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
-def imported(path: str, **values: Any) -> list[Task]:
-    return list(import_tasks(TaskSourceSettings(path=path, **values)))
-
-
-def one(tmp_path: Path, row: Any, name: str = "set.jsonl", **values: Any) -> Task:
-    (task,) = imported(write_rows(tmp_path / name, row), **values)
-    return task
-
-
 def test_gsm8k(tmp_path: Path) -> None:
-    task = one(tmp_path, GSM8K, "gsm8k-train.jsonl")
+    task = imported_task(tmp_path, GSM8K, "gsm8k-train.jsonl")
     assert task == Task(
         "gsm8k-train/1",
         "math",
@@ -98,10 +85,10 @@ def test_gsm8k(tmp_path: Path) -> None:
 
 
 def test_math_by_its_solution_and_math500_by_its_answer(tmp_path: Path) -> None:
-    task = one(tmp_path, MATH)
+    task = imported_task(tmp_path, MATH)
     assert (task.kind, task.answer) == ("math", r"\frac{2}{2}")
     assert task.meta == {"type": "Algebra", "level": "Level 1", "solution": MATH["solution"]}
-    short = one(tmp_path, MATH500, "math500.jsonl")
+    short = imported_task(tmp_path, MATH500, "math500.jsonl")
     assert (short.id, short.answer) == ("math500/test/precalculus/807.json", MATH500["answer"])
 
 
@@ -110,25 +97,27 @@ def test_math_as_folders_of_json_files(tmp_path: Path) -> None:
         (tmp_path / "MATH" / folder).mkdir(parents=True)
         row = MATH | {"problem": f"Problem {number}?"}
         (tmp_path / "MATH" / folder / "1.json").write_text(json.dumps(row), encoding="utf-8")
-    tasks = imported(str(tmp_path / "MATH"))
+    tasks = imported_tasks(str(tmp_path / "MATH"))
     assert [task.id for task in tasks] == ["MATH/algebra/1.json", "MATH/geometry/1.json"]
 
 
 def test_svamp(tmp_path: Path) -> None:
-    task = one(tmp_path, SVAMP)
+    task = imported_task(tmp_path, SVAMP)
     assert task.prompt == "There are 290 bananas in 2 groups. How big is each group of bananas?"
     assert (task.id, task.answer) == ("set/chal-777", "145")
-    assert one(tmp_path, SVAMP | {"Answer": 0.5}).answer == "0.5"
+    assert imported_task(tmp_path, SVAMP | {"Answer": 0.5}).answer == "0.5"
 
 
 def test_big_bench_hard(tmp_path: Path) -> None:
-    task = one(tmp_path, BBH)
+    task = imported_task(tmp_path, BBH)
     assert (task.id, task.kind, task.answer) == ("set/date_understanding/7", "choice", "A")
     assert task.meta["choices"] == ["5/2", "5/3"]
     assert task.meta["evaluation_only"] is True
-    assert one(tmp_path, BBH | {"target": "-50"}).kind == "math"
-    assert one(tmp_path, BBH | {"target": "yes"}).kind == "exact"
-    assert one(tmp_path, BBH | {"target": "(C)"}).kind == "exact", "no such option is shown"
+    assert imported_task(tmp_path, BBH | {"target": "-50"}).kind == "math"
+    assert imported_task(tmp_path, BBH | {"target": "yes"}).kind == "exact"
+    assert imported_task(tmp_path, BBH | {"target": "(C)"}).kind == "exact", (
+        "no such option is shown"
+    )
 
 
 def test_big_bench_hard_as_published(tmp_path: Path) -> None:
@@ -137,7 +126,7 @@ def test_big_bench_hard_as_published(tmp_path: Path) -> None:
     folder.mkdir()
     whole = {"canary": "BENCHMARK DATA", "examples": examples}
     (folder / "boolean_expressions.json").write_text(json.dumps(whole), encoding="utf-8")
-    tasks = imported(str(folder))
+    tasks = imported_tasks(str(folder))
     assert [task.id for task in tasks] == [f"bbh/boolean_expressions/{n}" for n in range(3)]
     assert tasks[0].meta["subtask"] == "boolean_expressions"
 
@@ -157,13 +146,13 @@ def test_big_bench_hard_as_published(tmp_path: Path) -> None:
     ],
 )
 def test_multiple_choice(tmp_path: Path, row: dict[str, Any]) -> None:
-    task = one(tmp_path, row)
+    task = imported_task(tmp_path, row)
     assert task.prompt == "Which is a fruit?\n(A) dog\n(B) pear"
     assert (task.kind, task.answer, task.meta["choices"]) == ("choice", "B", ["dog", "pear"])
 
 
 def test_arc_agi(tmp_path: Path, verifier: Verifier) -> None:
-    tasks = imported(write_rows(tmp_path / "arc.jsonl", ARC))
+    tasks = imported_tasks(write_rows(tmp_path / "arc.jsonl", ARC))
     assert [task.id for task in tasks] == ["arc/007bbfb7/0", "arc/007bbfb7/1"]
     assert tasks[0].prompt == "Input:\n0 7\n7 7\nOutput:\n7\n\nInput:\n1\nOutput:"
     assert tasks[0].answer == "2 3"
@@ -171,7 +160,7 @@ def test_arc_agi(tmp_path: Path, verifier: Verifier) -> None:
     (tmp_path / "arc").mkdir()
     pair = {"train": ARC["train"], "test": ARC["test"][:1]}
     (tmp_path / "arc" / "0a1b.json").write_text(json.dumps(pair), encoding="utf-8")
-    assert imported(str(tmp_path / "arc"))[0].id == "arc/0a1b"
+    assert imported_tasks(str(tmp_path / "arc"))[0].id == "arc/0a1b"
 
 
 def test_any_table_by_its_columns(tmp_path: Path) -> None:
@@ -188,7 +177,7 @@ def test_any_table_by_its_columns(tmp_path: Path) -> None:
         "licence": "CC0-1.0",
         "prompt_template": "Compute: {prompt}\nAnswer:",
     }
-    first, second = imported(str(path), **values)
+    first, second = imported_tasks(str(path), **values)
     assert first == Task(
         "sums/x",
         "math",
@@ -202,7 +191,7 @@ def test_any_table_by_its_columns(tmp_path: Path) -> None:
     options = pa.table({"q": ["Which?"], "a": ["b"], "o": [["a", "b"]]})
     pyarrow.parquet.write_table(options, path)
     chosen = values | {"id_column": None, "choices_column": "o", "prompt_template": "{prompt}"}
-    (choice,) = imported(str(path), **chosen)
+    (choice,) = imported_tasks(str(path), **chosen)
     assert (choice.kind, choice.answer, choice.id) == ("choice", "B", "sums/1")
 
 
@@ -212,19 +201,19 @@ def test_hub_data_sets_from_a_local_folder(tmp_path: Path) -> None:
     rows = [GSM8K | {"question": f"Question {n}?"} for n in range(3)]
     write_rows(folder / "train.jsonl", *rows)
     write_rows(folder / "test.jsonl", GSM8K)
-    tasks = imported(f"hub:{folder}", max_tasks=2)
+    tasks = imported_tasks(f"hub:{folder}", max_tasks=2)
     assert [task.id for task in tasks] == ["school/1", "school/2"]
-    assert len(imported(f"hub:{folder}", split="test")) == 1
+    assert len(imported_tasks(f"hub:{folder}", split="test")) == 1
     table = {"importer": "columns", "prompt_column": "question", "kind": "exact"}
-    assert imported(f"hub:{folder}", **table)[0].prompt == "Question 0?"
+    assert imported_tasks(f"hub:{folder}", **table)[0].prompt == "Question 0?"
     with pytest.raises(CorpusError, match="cannot be opened: Bad split"):
-        imported(f"hub:{folder}", split="none")
+        imported_tasks(f"hub:{folder}", split="none")
 
 
 def test_a_folder_of_files_and_its_ids(tmp_path: Path) -> None:
     for part in ("a", "b"):
         write_rows(tmp_path / f"{part}.jsonl", GSM8K, GSM8K)
-    ids = [task.id for task in imported(str(tmp_path), name="gsm8k")]
+    ids = [task.id for task in imported_tasks(str(tmp_path), name="gsm8k")]
     assert ids == ["gsm8k/a.jsonl:1", "gsm8k/a.jsonl:2", "gsm8k/b.jsonl:1", "gsm8k/b.jsonl:2"]
 
 
@@ -251,10 +240,10 @@ def test_malformed_rows_fail_or_are_skipped(
     )
     path = write_rows(tmp_path / "rows.jsonl", good, "[1]", row)
     with pytest.raises(TaskError, match=r"rows.jsonl:2: expected a JSON object"):
-        imported(path)
+        imported_tasks(path)
     path = write_rows(tmp_path / "rows.jsonl", good, row)
     with pytest.raises(TaskError, match=r"rows.jsonl:2: .*set on_error to 'skip'") as error:
-        imported(path)
+        imported_tasks(path)
     assert reason in str(error.value)
     found = ReadProblems()
     settings = TaskSourceSettings(path=path, on_error="skip")
@@ -268,22 +257,24 @@ def test_what_cannot_be_imported(tmp_path: Path) -> None:
     with pytest.raises(
         TaskError, match="no importer fits the columns x; set importer to 'columns'"
     ):
-        imported(path)
+        imported_tasks(path)
     with pytest.raises(TaskError, match="importer: expected one of auto, tasks, .*, found 'gsm'"):
-        imported(path, importer="gsm")
+        imported_tasks(path, importer="gsm")
     with pytest.raises(CorpusError, match="no such file"):
-        imported(str(tmp_path / "none.jsonl"))
+        imported_tasks(str(tmp_path / "none.jsonl"))
     with pytest.raises(CorpusError, match=r"expected tasks as .jsonl .*, found text"):
         (tmp_path / "a.txt").write_text("x", encoding="utf-8")
-        imported(str(tmp_path / "a.txt"))
+        imported_tasks(str(tmp_path / "a.txt"))
     twice = MATH500 | {"problem": "Another?"}
     with pytest.raises(TaskError, match="rows.jsonl:2: id .* is another task's already"):
-        imported(write_rows(tmp_path / "rows.jsonl", MATH500, twice))
+        imported_tasks(write_rows(tmp_path / "rows.jsonl", MATH500, twice))
     with pytest.raises(TaskError, match="no task found"):
-        imported(write_rows(tmp_path / "rows.jsonl", {"x": 1}), importer="gsm8k", on_error="skip")
+        imported_tasks(
+            write_rows(tmp_path / "rows.jsonl", {"x": 1}), importer="gsm8k", on_error="skip"
+        )
     (tmp_path / "bad.json").write_text("[1, {", encoding="utf-8")
     with pytest.raises(TaskError, match="bad.json: cannot be read"):
-        imported(str(tmp_path / "bad.json"))
+        imported_tasks(str(tmp_path / "bad.json"))
 
 
 def test_every_layout_is_named_once() -> None:

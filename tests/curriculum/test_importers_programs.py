@@ -11,13 +11,13 @@ from ttt_adapt.curriculum import (
     CallTest,
     CheckTest,
     StdinTest,
-    Task,
     TaskSourceSettings,
     Verifier,
     import_tasks,
     write_tasks,
 )
 from ttt_adapt.errors import TaskError
+from ttt_adapt.testing import imported_task, imported_tasks, write_rows
 
 HUMANEVAL = {
     "task_id": "HumanEval/32",
@@ -110,22 +110,8 @@ CORPUS: list[dict[str, Any]] = [
 ]
 
 
-def write_rows(path: Path, *rows: Any) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
-def imported(path: str, **values: Any) -> list[Task]:
-    return list(import_tasks(TaskSourceSettings(path=path, **values)))
-
-
-def one(tmp_path: Path, row: Any, name: str = "set.jsonl", **values: Any) -> Task:
-    (task,) = imported(write_rows(tmp_path / name, row), **values)
-    return task
-
-
 def test_humaneval(tmp_path: Path, verifier: Verifier) -> None:
-    task = one(tmp_path, HUMANEVAL)
+    task = imported_task(tmp_path, HUMANEVAL)
     assert (task.id, task.kind) == ("set/32", "code")
     assert task.tests is not None
     (case,) = task.tests.cases
@@ -136,7 +122,7 @@ def test_humaneval(tmp_path: Path, verifier: Verifier) -> None:
 
 
 def test_mbpp(tmp_path: Path, verifier: Verifier) -> None:
-    task = one(tmp_path, MBPP)
+    task = imported_task(tmp_path, MBPP)
     assert task.id == "set/2"
     assert task.problem == MBPP["text"]
     assert task.prompt.endswith("```python\ndef similar_elements(test_tup1, test_tup2):\n```")
@@ -146,13 +132,15 @@ def test_mbpp(tmp_path: Path, verifier: Verifier) -> None:
     ] * 2
     assert verifier.verify(task, f"```python\n{MBPP['code']}\n```").reward == 1.0
     no_code = {key: value for key, value in MBPP.items() if key != "code"}
-    bare = one(tmp_path, no_code)
+    bare = imported_task(tmp_path, no_code)
     assert bare.tests == task.tests
     assert bare.prompt == MBPP["text"]
 
 
 def test_the_verifiable_corpus(tmp_path: Path, verifier: Verifier) -> None:
-    math, web, stdin, functional, code = imported(write_rows(tmp_path / "corpus.jsonl", *CORPUS))
+    math, web, stdin, functional, code = imported_tasks(
+        write_rows(tmp_path / "corpus.jsonl", *CORPUS)
+    )
     assert (math.kind, web.kind, stdin.kind) == ("math", "exact", "code")
     assert (web.answer, math.meta) == ("Paris", {"dataset": "dapo_math"})
     assert stdin.problem == "Double it."
@@ -175,9 +163,9 @@ def test_the_verifiable_corpus(tmp_path: Path, verifier: Verifier) -> None:
 
 
 def test_files_of_this_project(tmp_path: Path) -> None:
-    tasks = imported(write_rows(tmp_path / "corpus.jsonl", *CORPUS))
+    tasks = imported_tasks(write_rows(tmp_path / "corpus.jsonl", *CORPUS))
     write_tasks(tmp_path / "own.jsonl.zst", tasks)
-    assert imported(str(tmp_path / "own.jsonl.zst")) == tasks
+    assert imported_tasks(str(tmp_path / "own.jsonl.zst")) == tasks
 
 
 @pytest.mark.parametrize(
@@ -226,10 +214,10 @@ def test_malformed_rows_fail_or_are_skipped(
     )
     path = write_rows(tmp_path / "rows.jsonl", good, "[1]", row)
     with pytest.raises(TaskError, match=r"rows.jsonl:2: expected a JSON object"):
-        imported(path)
+        imported_tasks(path)
     path = write_rows(tmp_path / "rows.jsonl", good, row)
     with pytest.raises(TaskError, match=r"rows.jsonl:2: .*set on_error to 'skip'") as error:
-        imported(path)
+        imported_tasks(path)
     assert reason in str(error.value)
     found = ReadProblems()
     settings = TaskSourceSettings(path=path, on_error="skip")
@@ -250,6 +238,6 @@ def test_what_an_assertion_takes_from_the_program(tmp_path: Path) -> None:
         ("def check(n): return n", "assert [check(n) for n in range(2)] == [0, 1]", ("check",), ""),
     ]  # fmt: skip
     for code, assertion, functions, imports in rows:
-        task = one(tmp_path, MBPP | {"code": code, "test_list": [assertion]})
+        task = imported_task(tmp_path, MBPP | {"code": code, "test_list": [assertion]})
         assert task.tests is not None
         assert task.tests.cases == (CheckTest(imports + assertion, functions),)

@@ -20,7 +20,7 @@ from ttt_adapt.configs import config_names, config_path
 from ttt_adapt.errors import ModelError, SettingsError
 from ttt_adapt.models import bundled_models, load_language_model
 from ttt_adapt.models.checkpoints import BUNDLED
-from ttt_adapt.testing import sample_text
+from ttt_adapt.testing import sample_text, silent
 from ttt_adapt.training import plan_pretraining, pretrain
 from ttt_adapt.training.building import build_model, obtain_tokenizer
 
@@ -37,10 +37,6 @@ def recipe(name: str) -> PretrainSettings:
 def num_parameters(settings: PretrainSettings) -> int:
     with torch.device("meta"):
         return sum(p.numel() for p in build_model(settings, 0).parameters())
-
-
-def silent(_: str) -> None:
-    """Swallow progress."""
 
 
 def tiny(folder: Path, **changes: Any) -> PretrainSettings:

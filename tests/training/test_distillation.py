@@ -16,7 +16,7 @@ from ttt_adapt.errors import (
     ModelError,
 )
 from ttt_adapt.models.conversion import convert_model, layers_in_role, trained_parameters
-from ttt_adapt.testing import sample_text, tiny_attention_model, tiny_tokenizer
+from ttt_adapt.testing import sample_text, silent, tiny_attention_model, tiny_tokenizer
 from ttt_adapt.training import distillation
 from ttt_adapt.training.checkpoint import save_checkpoint
 from ttt_adapt.training.distillation import (
@@ -32,10 +32,6 @@ STEPS = DistillationSettings(
     max_length=24, batch_size=2, transfer_steps=12, lora_steps=8, lora_learning_rate=3e-3,
     checkpoint_every=4,
 )  # fmt: skip
-
-
-def silent(_: str) -> None:
-    """No progress."""
 
 
 def text_tokens(num_texts: int = 12, first: int = 0) -> Any:

@@ -1,6 +1,5 @@
 """Several processes on one batch, through the real launcher."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,30 +7,15 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from ttt_adapt.config import PretrainSettings, SourceSettings, to_toml
+from ttt_adapt.config import SourceSettings, to_toml
 from ttt_adapt.storage import sha256_file
-from ttt_adapt.testing import sample_text
+from ttt_adapt.testing import tiny_pretraining, write_training_corpus
 
 
 def write_recipe(folder: Path) -> Path:
-    lines = [json.dumps({"text": sample_text(seed, 80)}) for seed in range(40)]
-    (folder / "corpus.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    settings = PretrainSettings(
-        name="tiny",
-        sources=(SourceSettings(path="corpus.jsonl"),),
-        validation=(SourceSettings(path="corpus.jsonl", fraction=0.2),),
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
-        num_layers=2,
-        num_heads=2,
-        max_length=32,
-        num_tokens=32 * 5 * 8,
-        batch_size=5,
-        micro_batch_size=2,
-        validate_every=4,
-        checkpoint_every=4,
-        precision="float32",
+    write_training_corpus(folder)
+    settings = tiny_pretraining(
+        sources=(SourceSettings(path="corpus.jsonl"),), num_tokens=32 * 5 * 8, batch_size=5
     )
     path = folder / "recipe.toml"
     path.write_text(to_toml(settings), encoding="utf-8")

@@ -1,6 +1,5 @@
 """Pretraining on real files: resumable to the bit, killed and continued, loadable afterwards."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ttt_adapt.config import PretrainSettings, SourceSettings
+from ttt_adapt.config import PretrainSettings
 from ttt_adapt.errors import (
     AdaptationError,
     CorpusError,
@@ -21,49 +20,20 @@ from ttt_adapt.errors import (
     ModelError,
 )
 from ttt_adapt.storage import sha256_file
-from ttt_adapt.testing import sample_text
+from ttt_adapt.testing import silent, tiny_pretraining, write_training_corpus
 from ttt_adapt.training import plan_pretraining, pretrain, pretraining
 
 
-def silent(_: str) -> None:
-    """Swallow progress."""
-
-
-def corpus(folder: Path) -> Path:
-    path = folder / "corpus.jsonl"
-    lines = [json.dumps({"text": sample_text(seed, 80)}) for seed in range(40)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
 def tiny_settings(**changes: Any) -> PretrainSettings:
-    values: dict[str, Any] = {
-        "name": "tiny",
-        "sources": (SourceSettings(path="corpus.jsonl", fraction=0.8),),
-        "validation": (SourceSettings(path="corpus.jsonl", fraction=0.2),),
-        "vocab_size": 300,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_layers": 2,
-        "num_heads": 2,
-        "max_length": 32,
-        "early_length": 16,
-        "num_tokens": 32 * 4 * 12,
-        "batch_size": 4,
-        "micro_batch_size": 2,
-        "validate_every": 4,
-        "checkpoint_every": 4,
-        "precision": "float32",
-        **changes,
-    }
-    return PretrainSettings(**values)
+    """Short rows first."""
+    return tiny_pretraining(**{"early_length": 16, **changes})
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_loss_falls_and_model_loads(tmp_path: Path, optimizer: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    corpus(tmp_path)
+    write_training_corpus(tmp_path)
     out = tmp_path / "model"
     settings = tiny_settings(optimizer=optimizer, num_tokens=32 * 4 * 40, learning_rate=1e-2)
     result = pretrain(settings, out, data_root=tmp_path, report=silent)
@@ -83,7 +53,7 @@ def test_loss_falls_and_model_loads(tmp_path: Path, optimizer: str) -> None:
 
 
 def test_continued_run_equals_uninterrupted_run(tmp_path: Path) -> None:
-    corpus(tmp_path)
+    write_training_corpus(tmp_path)
     settings = tiny_settings()
     pretrain(settings, tmp_path / "whole", data_root=tmp_path, report=silent)
     for stop in (3, 7, None):
@@ -94,7 +64,7 @@ def test_continued_run_equals_uninterrupted_run(tmp_path: Path) -> None:
 
 def test_larger_budget_continues_the_constant_stretch(tmp_path: Path) -> None:
     """Before the decay a longer run has the same weights as a shorter one with as many steps."""
-    corpus(tmp_path)
+    write_training_corpus(tmp_path)
     short = tiny_settings(num_tokens=32 * 4 * 12, warmup_fraction=0.1)
     long = tiny_settings(num_tokens=32 * 4 * 20, warmup_fraction=0.06)
     pretrain(short, tmp_path / "extended", data_root=tmp_path, stop_after=6, report=silent)
@@ -109,19 +79,18 @@ def test_larger_budget_continues_the_constant_stretch(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
-from test_pretraining import silent, tiny_settings
+from ttt_adapt.testing import tiny_pretraining
 from ttt_adapt.training import pretrain
 folder = Path({folder!r})
-settings = tiny_settings(checkpoint_every=1)
+settings = tiny_pretraining(early_length=16, checkpoint_every=1)
 pretrain(settings, folder / "killed", data_root=folder, report=lambda line: print(line, flush=True))
 """
 
 
 def test_killed_run_continues_to_the_same_bytes(tmp_path: Path) -> None:
-    corpus(tmp_path)
+    write_training_corpus(tmp_path)
     settings = tiny_settings(checkpoint_every=1)
-    script = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    script = KILLED.format(folder=str(tmp_path))
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL)
     checkpoints = tmp_path / "killed" / "checkpoints"
     deadline = time.monotonic() + 60
@@ -138,7 +107,7 @@ def test_killed_run_continues_to_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:
-    corpus(tmp_path)
+    write_training_corpus(tmp_path)
     pretrain(tiny_settings(), tmp_path / "m", data_root=tmp_path, stop_after=2, report=silent)
     with pytest.raises(FingerprintMismatchError, match="other settings"):
         pretrain(
@@ -147,7 +116,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_diverging_run_says_so(tmp_path: Path) -> None:
-    corpus(tmp_path)
+    write_training_corpus(tmp_path)
     settings = tiny_settings(optimizer="adamw", learning_rate=1e30, num_tokens=32 * 4 * 30)
     with pytest.raises((AdaptationError, RuntimeError), match="became nan|non-finite"):
         pretrain(settings, tmp_path / "m", data_root=tmp_path, report=silent)
@@ -159,7 +128,7 @@ def test_missing_source_is_named(tmp_path: Path) -> None:
 
 
 def test_plan_counts_what_the_run_has(tmp_path: Path) -> None:
-    corpus(tmp_path)
+    write_training_corpus(tmp_path)
     plan = plan_pretraining(tiny_settings(), tmp_path)
     result = pretrain(tiny_settings(), tmp_path / "m", data_root=tmp_path, report=silent)
     assert plan["num_steps"] == result.num_steps
@@ -168,7 +137,7 @@ def test_plan_counts_what_the_run_has(tmp_path: Path) -> None:
 
 
 def test_continues_a_finished_model_where_it_stopped_reading(tmp_path: Path) -> None:
-    corpus(tmp_path)
+    write_training_corpus(tmp_path)
     first = tmp_path / "first"
     pretrain(tiny_settings(), first, data_root=tmp_path, report=silent)
     used = 32 * 4 * 12
@@ -186,7 +155,7 @@ def test_continues_a_finished_model_where_it_stopped_reading(tmp_path: Path) -> 
 
 
 def test_skipped_tokens_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus(tmp_path)
+    write_training_corpus(tmp_path)
     read: dict[str, list[bytes]] = {}
     original = pretraining._Run._loss
 
@@ -207,7 +176,7 @@ def test_skipped_tokens_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_initial_model_of_another_shape(tmp_path: Path) -> None:
-    corpus(tmp_path)
+    write_training_corpus(tmp_path)
     pretrain(tiny_settings(), tmp_path / "first", data_root=tmp_path, report=silent)
     settings = tiny_settings(initial_model=str(tmp_path / "first"), hidden_size=64)
     with pytest.raises(ModelError, match=r"weights differ.*pretrain\.toml"):

@@ -1,6 +1,5 @@
 """Pretraining models of TTT layers: learned, killed and continued, documented, loaded."""
 
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,6 @@ from safetensors.torch import load_file
 from ttt_adapt.config import (
     ModelSettings,
     PretrainSettings,
-    SourceSettings,
     load_settings,
     make_settings,
 )
@@ -24,7 +22,7 @@ from ttt_adapt.configs import config_path
 from ttt_adapt.errors import AdaptationError, SettingsError
 from ttt_adapt.models import load_language_model
 from ttt_adapt.storage import sha256_file, stable_hash
-from ttt_adapt.testing import sample_text
+from ttt_adapt.testing import silent, tiny_pretraining, write_training_corpus
 from ttt_adapt.training import plan_pretraining, pretrain
 from ttt_adapt.training.building import build_model, build_optimizers, inner_base_lr
 from ttt_adapt.training.mixture import Mixture
@@ -34,39 +32,10 @@ from ttt_adapt.training.schedule import learning_rate_factor
 TTT = ["ttt-linear", "ttt-mlp"]
 
 
-def silent(_: str) -> None:
-    """Swallow progress."""
-
-
-def corpus(folder: Path) -> Path:
-    path = folder / "corpus.jsonl"
-    lines = [json.dumps({"text": sample_text(seed, 80)}) for seed in range(40)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
 def tiny_settings(**changes: Any) -> PretrainSettings:
-    values: dict[str, Any] = {
-        "name": "tiny",
-        "architecture": "ttt-linear",
-        "sources": (SourceSettings(path="corpus.jsonl", fraction=0.8),),
-        "validation": (SourceSettings(path="corpus.jsonl", fraction=0.2),),
-        "vocab_size": 300,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_layers": 2,
-        "num_heads": 2,
-        "mini_batch_size": 8,
-        "max_length": 36,
-        "num_tokens": 36 * 4 * 8,
-        "batch_size": 4,
-        "micro_batch_size": 2,
-        "validate_every": 4,
-        "checkpoint_every": 4,
-        "precision": "float32",
-        **changes,
-    }
-    return PretrainSettings(**values)
+    """Eight steps of rows whose length is no multiple of the inner mini-batch."""
+    sizes = {"mini_batch_size": 8, "max_length": 36, "num_tokens": 36 * 4 * 8}
+    return tiny_pretraining(**{"architecture": "ttt-linear", **sizes, **changes})
 
 
 @pytest.mark.parametrize(
@@ -81,7 +50,7 @@ def tiny_settings(**changes: Any) -> PretrainSettings:
 def test_loss_falls_and_model_loads(
     tmp_path: Path, architecture: str, backbone: str, optimizer: str
 ) -> None:
-    corpus(tmp_path)
+    write_training_corpus(tmp_path)
     out = tmp_path / "model"
     settings = tiny_settings(
         architecture=architecture, backbone=backbone, optimizer=optimizer,
@@ -106,25 +75,28 @@ def test_loss_falls_and_model_loads(
 KILLED = """
 import sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
-from test_ttt_pretraining import silent, tiny_settings
+from ttt_adapt.config import PretrainSettings
+from ttt_adapt.testing import silent
 from ttt_adapt.training import pretrain
-folder = Path({folder!r})
-settings = tiny_settings(**{changes!r})
+folder = Path(sys.argv[1])
+settings = PretrainSettings.model_validate_json(sys.argv[2])
 pretrain(settings, folder / "killed", data_root=folder, report=silent)
 """
 
 
 @pytest.mark.parametrize("architecture", TTT)
 def test_killed_run_continues_to_the_same_bytes(tmp_path: Path, architecture: str) -> None:
-    corpus(tmp_path)
+    write_training_corpus(tmp_path)
     changes: dict[str, Any] = {
         "architecture": architecture, "backbone": "mamba", "num_layers": 1, "checkpoint_every": 1,
         "schedule": "cosine", "final_learning_rate": 1e-5, "base_lr_start": 0.01,
         "base_lr_warmup_fraction": 0.7,
     }  # fmt: skip
-    script = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path), changes=changes)
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL)
+    settings = tiny_settings(**changes)
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path), settings.model_dump_json()],
+        stdout=subprocess.DEVNULL,
+    )
     checkpoints = tmp_path / "killed" / "checkpoints"
     deadline = time.monotonic() + 100
     while not list(checkpoints.glob("step-*")) and time.monotonic() < deadline:
@@ -132,7 +104,6 @@ def test_killed_run_continues_to_the_same_bytes(tmp_path: Path, architecture: st
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    settings = tiny_settings(**changes)
     for stop in (5, None):
         pretrain(settings, tmp_path / "killed", data_root=tmp_path, stop_after=stop, report=silent)
     pretrain(settings, tmp_path / "whole", data_root=tmp_path, report=silent)
@@ -141,7 +112,7 @@ def test_killed_run_continues_to_the_same_bytes(tmp_path: Path, architecture: st
 
 
 def test_diverging_run_says_so(tmp_path: Path) -> None:
-    corpus(tmp_path)
+    write_training_corpus(tmp_path)
     settings = tiny_settings(optimizer="adamw", learning_rate=1e30)
     with pytest.raises((AdaptationError, RuntimeError), match="became nan|non-finite"):
         pretrain(settings, tmp_path / "m", data_root=tmp_path, report=silent)

@@ -22,6 +22,7 @@ from ttt_adapt.errors import (
 )
 from ttt_adapt.settings import load_settings, make_settings, override, to_toml
 from ttt_adapt.storage import sha256_file
+from ttt_adapt.testing import silent
 from ttt_adapt.vision.models import create_model
 from ttt_adapt.vision.training import (
     VisionTrainSettings,
@@ -35,10 +36,6 @@ from ttt_adapt.vision.training import (
 )
 
 TINY = {"dim": 16, "depth": 1, "num_heads": 2, "patch_size": 4}
-
-
-def silent(_: str) -> None:
-    """Swallow progress."""
 
 
 def tiny_settings(**changes: Any) -> VisionTrainSettings:

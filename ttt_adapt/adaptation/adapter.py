@@ -16,6 +16,7 @@ from ttt_adapt.adaptation.learning import QueryLearning
 from ttt_adapt.adaptation.lora import LoraWeights
 from ttt_adapt.adaptation.optimizer import default_learning_rate, make_optimizer
 from ttt_adapt.adaptation.plastic import PlasticWeights
+from ttt_adapt.closing import Closing
 from ttt_adapt.config import AdaptationSettings
 from ttt_adapt.errors import AdaptationError, ModelError, SettingsError
 from ttt_adapt.models import LanguageModel
@@ -48,7 +49,7 @@ class Point:
     prefix: tuple[int, ...] = ()
 
 
-class Adapter:
+class Adapter(Closing):
     """Adapts one language model, query by query. Made by :func:`create_adapter`.
 
     What is expensive (working memory, PEFT's layers) is made once, here; an episode only fills it.
@@ -106,12 +107,6 @@ class Adapter:
         if self._weights is not None:
             self._weights.close()
         self._weights, self._lasting, self._closed = None, None, True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _require_open(self) -> None:
         if self._closed:

@@ -3,8 +3,9 @@
 Names load on first use, so that reading tasks starts no process and loads no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ttt_adapt.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ttt_adapt.curriculum.comparing.comparing import compare_curricula
@@ -38,41 +39,6 @@ if TYPE_CHECKING:
     from ttt_adapt.curriculum.verdicts import TestOutcome, Verdict
     from ttt_adapt.curriculum.verifying import Verifier, verify
     from ttt_adapt.evaluation.solving import pass_at_k
-
-_MODULES = {
-    "ttt_adapt.curriculum.comparing.comparing": ("compare_curricula",),
-    "ttt_adapt.curriculum.comparing.comparison": ("Comparison",),
-    "ttt_adapt.curriculum.comparing.settings": ("ComparisonSettings",),
-    "ttt_adapt.curriculum.decontamination": ("Decontamination", "decontaminate"),
-    "ttt_adapt.curriculum.duplicates": ("Deduplication", "deduplicate"),
-    "ttt_adapt.curriculum.importers.importing": ("import_tasks",),
-    "ttt_adapt.curriculum.sandbox.running": ("Execution", "Sandbox"),
-    "ttt_adapt.curriculum.sandbox.strength": ("Strength",),
-    "ttt_adapt.curriculum.selecting.choosing": ("select_curriculum",),
-    "ttt_adapt.curriculum.selecting.curricula": (
-        "Curriculum",
-        "read_curriculum",
-        "write_curriculum",
-    ),
-    "ttt_adapt.curriculum.selecting.embedding": ("embed_tasks",),
-    "ttt_adapt.curriculum.selecting.settings": ("CurriculumSelectionSettings",),
-    "ttt_adapt.curriculum.sampling": ("Completion", "SolvedTask", "sample_attempts"),
-    "ttt_adapt.curriculum.sampling_settings": ("SamplingSettings",),
-    "ttt_adapt.curriculum.settings": (
-        "DecontaminationSettings",
-        "SandboxSettings",
-        "TaskSourceSettings",
-        "VerifierSettings",
-    ),
-    "ttt_adapt.curriculum.task_files": ("read_tasks", "write_tasks"),
-    "ttt_adapt.curriculum.tasks": ("CallTest", "CheckTest", "CodeTests", "StdinTest", "Task"),
-    "ttt_adapt.curriculum.training.session": ("TrainingResult", "train_curriculum"),
-    "ttt_adapt.curriculum.training.settings": ("GRPOSettings",),
-    "ttt_adapt.curriculum.verdicts": ("TestOutcome", "Verdict"),
-    "ttt_adapt.curriculum.verifying": ("Verifier", "verify"),
-    "ttt_adapt.evaluation.solving": ("pass_at_k",),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "CallTest",
@@ -117,12 +83,35 @@ __all__ = [
     "write_tasks",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULE_OF[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        ".comparing.comparing": ("compare_curricula",),
+        ".comparing.comparison": ("Comparison",),
+        ".comparing.settings": ("ComparisonSettings",),
+        ".decontamination": ("Decontamination", "decontaminate"),
+        ".duplicates": ("Deduplication", "deduplicate"),
+        ".importers.importing": ("import_tasks",),
+        ".sampling": ("Completion", "SolvedTask", "sample_attempts"),
+        ".sampling_settings": ("SamplingSettings",),
+        ".sandbox.running": ("Execution", "Sandbox"),
+        ".sandbox.strength": ("Strength",),
+        ".selecting.choosing": ("select_curriculum",),
+        ".selecting.curricula": ("Curriculum", "read_curriculum", "write_curriculum"),
+        ".selecting.embedding": ("embed_tasks",),
+        ".selecting.settings": ("CurriculumSelectionSettings",),
+        ".settings": (
+            "DecontaminationSettings",
+            "SandboxSettings",
+            "TaskSourceSettings",
+            "VerifierSettings",
+        ),
+        ".task_files": ("read_tasks", "write_tasks"),
+        ".tasks": ("CallTest", "CheckTest", "CodeTests", "StdinTest", "Task"),
+        ".training.session": ("TrainingResult", "train_curriculum"),
+        ".training.settings": ("GRPOSettings",),
+        ".verdicts": ("TestOutcome", "Verdict"),
+        ".verifying": ("Verifier", "verify"),
+        "ttt_adapt.evaluation.solving": ("pass_at_k",),
+    },
+)

@@ -7,9 +7,8 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Self
 
+from ttt_adapt.closing import Closing
 from ttt_adapt.curriculum.sandbox import Sandbox
 from ttt_adapt.curriculum.settings import SandboxSettings, VerifierSettings
 from ttt_adapt.curriculum.tasks import KINDS, Task, to_json
@@ -29,7 +28,7 @@ RewardFunction = Callable[[Task, str], float | None]
 """A user's own verifier: a reward, or ``None`` where it cannot tell."""
 
 
-class Verifier:
+class Verifier(Closing):
     """Verifies completions; holds the processes that this needs.
 
     May be used from several threads. Close it, or use it as a context manager.
@@ -145,17 +144,6 @@ class Verifier:
         self._processes.close()
         if self._owns_sandbox:
             self._sandbox.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _verify_regex(self, task: Task, completion: str) -> Verdict:
         found = final_answer(completion, self.settings.final_answer)

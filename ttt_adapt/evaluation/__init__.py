@@ -3,8 +3,9 @@
 Names load on first use, so that reading results needs no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ttt_adapt.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ttt_adapt.evaluation.bootstrap import PairedBootstrap, paired_bootstrap
@@ -38,34 +39,6 @@ if TYPE_CHECKING:
         summarize,
     )
     from ttt_adapt.evaluation.windows import Window, make_windows
-
-_MODULES = {
-    "bootstrap": ("PairedBootstrap", "paired_bootstrap"),
-    "comparison": ("Comparison", "ComparisonRow", "compare"),
-    "ledger": ("Ledger",),
-    "pile": ("PILE_WEIGHTS", "PileAverage", "pile_average"),
-    "protocols": ("Query", "choose_documents", "cut", "halve", "make_query"),
-    "report": ("write_report",),
-    "scoring": (
-        "LossyTokenizerWarning",
-        "bits_per_byte",
-        "model_max_length",
-        "warn_if_lossy",
-    ),
-    "serialization": ("read_results", "write_results"),
-    "solving": (
-        "Attempts",
-        "Estimate",
-        "SolveRates",
-        "majority_at_k",
-        "pass_at_k",
-        "solve_rate_difference",
-        "solve_rates",
-    ),
-    "summary": ("Cost", "Failure", "StepSummary", "Summary", "read_summary", "summarize"),
-    "windows": ("Window", "make_windows"),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "PILE_WEIGHTS",
@@ -106,12 +79,27 @@ __all__ = [
     "write_results",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        ".bootstrap": ("PairedBootstrap", "paired_bootstrap"),
+        ".comparison": ("Comparison", "ComparisonRow", "compare"),
+        ".ledger": ("Ledger",),
+        ".pile": ("PILE_WEIGHTS", "PileAverage", "pile_average"),
+        ".protocols": ("Query", "choose_documents", "cut", "halve", "make_query"),
+        ".report": ("write_report",),
+        ".scoring": ("LossyTokenizerWarning", "bits_per_byte", "model_max_length", "warn_if_lossy"),
+        ".serialization": ("read_results", "write_results"),
+        ".solving": (
+            "Attempts",
+            "Estimate",
+            "SolveRates",
+            "majority_at_k",
+            "pass_at_k",
+            "solve_rate_difference",
+            "solve_rates",
+        ),
+        ".summary": ("Cost", "Failure", "StepSummary", "Summary", "read_summary", "summarize"),
+        ".windows": ("Window", "make_windows"),
+    },
+)

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
+from ttt_adapt.closing import Closing
 from ttt_adapt.errors import BusyError, UserError
 from ttt_adapt.evaluation.serialization import dumps, loads, write_results
 from ttt_adapt.types import Prediction
@@ -42,7 +42,7 @@ WHERE results.failure != ''
 Result = TypeVar("Result")
 
 
-class Ledger:
+class Ledger(Closing):
     """The rows of one run in one folder. Several processes may add to it at the same time.
 
     Use it as a context manager, or call :meth:`close`. A ledger belongs to the thread that opened
@@ -137,17 +137,6 @@ class Ledger:
     def close(self) -> None:
         """Close the file; what was added stays."""
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def _path(self) -> Path:

@@ -3,8 +3,9 @@
 Those of TTT layers (:mod:`ttt_adapt.models.ttt`) load on first use, for they need transformers.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ttt_adapt.lazy_exports import lazy_exports
 from ttt_adapt.models.checkpoints import bundled_models, resolve_model
 from ttt_adapt.models.generation import generate
 from ttt_adapt.models.language_model import LanguageModel, beginning_token, wrap_language_model
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
         TTTForCausalLM,
         load_reference_state_dict,
     )
-
-_OF_TTT = ("TTTCache", "TTTConfig", "TTTForCausalLM", "load_reference_state_dict")
 
 __all__ = [
     "LanguageModel",
@@ -34,15 +33,9 @@ __all__ = [
     "wrap_language_model",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _OF_TTT:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ttt_adapt.models import ttt
-
-    globals().update({known: getattr(ttt, known) for known in _OF_TTT})
-    return globals()[name]
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        ".ttt": ("TTTCache", "TTTConfig", "TTTForCausalLM", "load_reference_state_dict"),
+    },
+)

@@ -3,8 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 from ttt_adapt.adaptation import (
     Adapter,
@@ -14,6 +12,7 @@ from ttt_adapt.adaptation import (
     listing_order,
     training_order,
 )
+from ttt_adapt.closing import Closing
 from ttt_adapt.config import AdaptationSettings, ScoringSettings
 from ttt_adapt.errors import AdaptationError, UserError
 from ttt_adapt.evaluation import bits_per_byte
@@ -82,7 +81,7 @@ def make_plan(
     )
 
 
-class Runner:
+class Runner(Closing):
     """A language model with one adapter at a time; plans go in, predictions come out.
 
     Used as a context manager: on exit the model is as it was before any adapter touched it.
@@ -93,17 +92,6 @@ class Runner:
         self.scoring = scoring
         self._adapter: Adapter | None = None
         self._settings: AdaptationSettings | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give the model back as it came."""

@@ -8,8 +8,9 @@
 The names below load on first use: ``import ttt_adapt.vision`` itself loads no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ttt_adapt.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ttt_adapt.vision.costs import cost_table, count_macs
@@ -26,21 +27,6 @@ if TYPE_CHECKING:
         register_in_timm,
     )
 
-_ROOM_OF = {
-    "DESIGN_ROUTE": "models",
-    "VisionModel": "models",
-    "VisionTTT": "models",
-    "VisionTransformer": "models",
-    "cost_table": "costs",
-    "count_macs": "costs",
-    "create_model": "models",
-    "list_models": "models",
-    "load_jax_checkpoint": "jax_weights",
-    "mttt": "mixers",
-    "record_inner_loops": "models",
-    "register_in_timm": "models",
-}
-
 __all__ = [
     "DESIGN_ROUTE",
     "VisionModel",
@@ -56,14 +42,21 @@ __all__ = [
     "register_in_timm",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _ROOM_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_ROOM_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        ".costs": ("cost_table", "count_macs"),
+        ".jax_weights": ("load_jax_checkpoint",),
+        ".mixers": ("mttt",),
+        ".models": (
+            "DESIGN_ROUTE",
+            "VisionModel",
+            "VisionTransformer",
+            "VisionTTT",
+            "create_model",
+            "list_models",
+            "record_inner_loops",
+            "register_in_timm",
+        ),
+    },
+)

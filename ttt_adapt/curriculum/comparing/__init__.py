@@ -3,8 +3,9 @@
 Names load on first use.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ttt_adapt.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ttt_adapt.curriculum.comparing.arms import Arm, Job, parse_arm
@@ -25,19 +26,6 @@ if TYPE_CHECKING:
     from ttt_adapt.curriculum.comparing.results import ArmRun, RunCost
     from ttt_adapt.curriculum.comparing.settings import ComparisonSettings
     from ttt_adapt.curriculum.comparing.wording import comparison_as_markdown, conclusions
-
-_MODULES = {
-    "arms": ("Arm", "Job", "parse_arm"),
-    "comparing": ("ComparisonProgress", "compare_curricula", "finished_comparison"),
-    "comparison": ("ArmSummary", "Choice", "Comparison", "Difference"),
-    "files": ("is_comparison", "read_comparison"),
-    "page": ("write_comparison_report",),
-    "planning": ("ComparisonPlan", "plan_comparison"),
-    "results": ("ArmRun", "RunCost"),
-    "settings": ("ComparisonSettings",),
-    "wording": ("comparison_as_markdown", "conclusions"),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Arm",
@@ -62,12 +50,17 @@ __all__ = [
     "write_comparison_report",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        ".arms": ("Arm", "Job", "parse_arm"),
+        ".comparing": ("ComparisonProgress", "compare_curricula", "finished_comparison"),
+        ".comparison": ("ArmSummary", "Choice", "Comparison", "Difference"),
+        ".files": ("is_comparison", "read_comparison"),
+        ".page": ("write_comparison_report",),
+        ".planning": ("ComparisonPlan", "plan_comparison"),
+        ".results": ("ArmRun", "RunCost"),
+        ".settings": ("ComparisonSettings",),
+        ".wording": ("comparison_as_markdown", "conclusions"),
+    },
+)

@@ -4,8 +4,9 @@ what they ask but usually does not. It learns on two processors in minutes.
 Names load on first use: the families need no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ttt_adapt.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ttt_adapt.curriculum.demonstration.characters import (
@@ -27,20 +28,6 @@ if TYPE_CHECKING:
     )
     from ttt_adapt.curriculum.demonstration.scenarios import Scenario, scenario
 
-_MODULES = {
-    "characters": ("character_model", "character_tokenizer"),
-    "families": ("FAMILIES", "HELD_BACK", "draw_tasks", "string_task"),
-    "pretraining": ("HabitSettings", "habit", "pretrain"),
-    "running": (
-        "Demonstration",
-        "DemonstrationSettings",
-        "plan_demonstration",
-        "run_demonstration",
-    ),
-    "scenarios": ("Scenario", "scenario"),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-
 __all__ = [
     "FAMILIES",
     "HELD_BACK",
@@ -59,12 +46,18 @@ __all__ = [
     "string_task",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        ".characters": ("character_model", "character_tokenizer"),
+        ".families": ("FAMILIES", "HELD_BACK", "draw_tasks", "string_task"),
+        ".pretraining": ("HabitSettings", "habit", "pretrain"),
+        ".running": (
+            "Demonstration",
+            "DemonstrationSettings",
+            "plan_demonstration",
+            "run_demonstration",
+        ),
+        ".scenarios": ("Scenario", "scenario"),
+    },
+)

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from ttt_adapt.closing import Closing
 from ttt_adapt.curriculum.sandbox import frames
 from ttt_adapt.curriculum.sandbox.layout import plan_root, visible_packages
 from ttt_adapt.curriculum.sandbox.strength import GUARANTEES, PROBE, Strength, advice
@@ -57,7 +57,7 @@ class Execution:
     wall_s: float = 0.0
 
 
-class Sandbox:
+class Sandbox(Closing):
     """Starts programs in processes and namespaces of their own.
 
     What this machine offers is found out once, when the first program runs or :attr:`strength` is
@@ -112,17 +112,6 @@ class Sandbox:
             if self._zygote is not None:
                 self._zygote.close()
                 self._zygote = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _probe(self) -> Strength:
         visible_packages(self.settings.packages)

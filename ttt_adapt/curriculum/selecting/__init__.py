@@ -3,8 +3,9 @@
 Names load on first use.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ttt_adapt.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ttt_adapt.curriculum.selecting.band import Reselection
@@ -25,18 +26,6 @@ if TYPE_CHECKING:
     from ttt_adapt.curriculum.selecting.report import SelectionReport, TargetCoverage
     from ttt_adapt.curriculum.selecting.settings import CurriculumSelectionSettings
 
-_MODULES = {
-    "band": ("Reselection",),
-    "choosing": ("select_curriculum",),
-    "curricula": ("Curriculum", "read_curriculum", "write_curriculum"),
-    "embedders": ("EncoderOfTasks", "PolicyEmbedder", "TaskEmbedder", "load_task_embedder"),
-    "embedding": ("embed_tasks",),
-    "noise": ("NoiseSuggestion", "suggested_noise_var"),
-    "report": ("SelectionReport", "TargetCoverage"),
-    "settings": ("CurriculumSelectionSettings",),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-
 __all__ = [
     "Curriculum",
     "CurriculumSelectionSettings",
@@ -55,12 +44,16 @@ __all__ = [
     "write_curriculum",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        ".band": ("Reselection",),
+        ".choosing": ("select_curriculum",),
+        ".curricula": ("Curriculum", "read_curriculum", "write_curriculum"),
+        ".embedders": ("EncoderOfTasks", "PolicyEmbedder", "TaskEmbedder", "load_task_embedder"),
+        ".embedding": ("embed_tasks",),
+        ".noise": ("NoiseSuggestion", "suggested_noise_var"),
+        ".report": ("SelectionReport", "TargetCoverage"),
+        ".settings": ("CurriculumSelectionSettings",),
+    },
+)

@@ -3,8 +3,9 @@
 The names below load on first use.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ttt_adapt.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ttt_adapt.vision.data.batches import TrainingBatches, evaluation_batches, open_images
@@ -17,29 +18,6 @@ if TYPE_CHECKING:
     from ttt_adapt.vision.data.samples import SAMPLES, named_image, sample_image
     from ttt_adapt.vision.data.settings import AugmentationSettings, ImageDataSettings
     from ttt_adapt.vision.data.transforms import EvaluationTransform, TrainingTransform
-
-_MODULE_OF = {
-    "ArrayImages": "images",
-    "AugmentationSettings": "settings",
-    "EvaluationTransform": "transforms",
-    "FolderImages": "folders",
-    "HubImages": "hub",
-    "ImageDataSettings": "settings",
-    "LabelledImages": "images",
-    "PairSame": "digits",
-    "RandAugment": "rand_augment",
-    "SAMPLES": "samples",
-    "TrainingBatches": "batches",
-    "TrainingTransform": "transforms",
-    "digit_images": "digits",
-    "evaluation_batches": "batches",
-    "mix": "mixing",
-    "named_image": "samples",
-    "open_images": "batches",
-    "read_image": "folders",
-    "sample_image": "samples",
-    "smooth_targets": "mixing",
-}
 
 __all__ = [
     "SAMPLES",
@@ -64,14 +42,18 @@ __all__ = [
     "smooth_targets",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        ".batches": ("TrainingBatches", "evaluation_batches", "open_images"),
+        ".digits": ("PairSame", "digit_images"),
+        ".folders": ("FolderImages", "read_image"),
+        ".hub": ("HubImages",),
+        ".images": ("ArrayImages", "LabelledImages"),
+        ".mixing": ("mix", "smooth_targets"),
+        ".rand_augment": ("RandAugment",),
+        ".samples": ("SAMPLES", "named_image", "sample_image"),
+        ".settings": ("AugmentationSettings", "ImageDataSettings"),
+        ".transforms": ("EvaluationTransform", "TrainingTransform"),
+    },
+)

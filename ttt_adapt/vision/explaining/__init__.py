@@ -3,8 +3,9 @@
 The names below load on first use.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ttt_adapt.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ttt_adapt.vision.explaining.explanation import Explanation, explain
@@ -20,18 +21,6 @@ if TYPE_CHECKING:
         effective_receptive_field,
     )
 
-_MODULE_OF = {
-    "Explanation": "explanation",
-    "GradientMap": "inner_loops",
-    "InnerLosses": "inner_loops",
-    "ReceptiveField": "receptive_field",
-    "effective_receptive_field": "receptive_field",
-    "explain": "explanation",
-    "gradient_maps": "inner_loops",
-    "inner_losses": "inner_loops",
-    "top_share": "inner_loops",
-}
-
 __all__ = [
     "Explanation",
     "GradientMap",
@@ -44,14 +33,17 @@ __all__ = [
     "top_share",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        ".explanation": ("Explanation", "explain"),
+        ".inner_loops": (
+            "GradientMap",
+            "InnerLosses",
+            "gradient_maps",
+            "inner_losses",
+            "top_share",
+        ),
+        ".receptive_field": ("ReceptiveField", "effective_receptive_field"),
+    },
+)

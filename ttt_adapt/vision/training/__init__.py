@@ -3,8 +3,9 @@
 The names below load on first use.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ttt_adapt.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ttt_adapt.vision.training.building import load_model, settings_of
@@ -12,19 +13,6 @@ if TYPE_CHECKING:
     from ttt_adapt.vision.training.loop import VisionTrainResult, plan_training, train
     from ttt_adapt.vision.training.optimizer import WeightAverage, build_optimizer
     from ttt_adapt.vision.training.settings import VisionTrainSettings
-
-_MODULE_OF = {
-    "Classification": "evaluation",
-    "VisionTrainResult": "loop",
-    "VisionTrainSettings": "settings",
-    "WeightAverage": "optimizer",
-    "build_optimizer": "optimizer",
-    "classify": "evaluation",
-    "load_model": "building",
-    "plan_training": "loop",
-    "settings_of": "building",
-    "train": "loop",
-}
 
 __all__ = [
     "Classification",
@@ -39,14 +27,13 @@ __all__ = [
     "train",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        ".building": ("load_model", "settings_of"),
+        ".evaluation": ("Classification", "classify"),
+        ".loop": ("VisionTrainResult", "plan_training", "train"),
+        ".optimizer": ("WeightAverage", "build_optimizer"),
+        ".settings": ("VisionTrainSettings",),
+    },
+)

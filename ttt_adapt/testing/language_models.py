@@ -1,16 +1,7 @@
-"""Small real models and texts for tests: built from configuration, no network, no downloads."""
+"""Small real models, built from configuration: no network, no downloads."""
 
-from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-from ttt_adapt.types import Passage
-
-WORDS = ("alpha", "beta", "kernel", "matrix", "vector", "query", "river", "mountain", "garden",
-         "winter", "def", "return", "import", "class", "for", "while", "print", "value", "number",
-         "string", "table", "window", "engine")  # fmt: skip
 
 
 def tiny_tokenizer() -> Any:
@@ -128,58 +119,25 @@ def tiny_attention_model(architecture: str, seed: int = 0) -> Any:
     return model.eval()
 
 
-def sample_text(seed: int, num_words: int = 60) -> str:
-    """Words in a seeded order: different seeds share a vocabulary, not sentences."""
-    import random
-
-    generator = random.Random(seed)
-    return " ".join(generator.choice(WORDS) for _ in range(num_words))
-
-
-class HashedWords:
-    """A weight-free :class:`ttt_adapt.types.Embedder`: a seeded random direction for each word.
-
-    Needs numpy only and gives the same bytes in every process, whatever the batch.
-    """
-
-    def __init__(self, dimension: int = 32) -> None:
-        self.dimension = dimension
-        self.fingerprint = f"{dimension:064x}"
-        self.description = f"hashed words, {dimension} dimensions"
-        self._directions: dict[str, NDArray[np.float32]] = {}
-
-    def embed(
-        self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None
-    ) -> NDArray[np.float32]:
-        vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
-        for row, text in enumerate(texts):
-            for word in text.split():
-                vectors[row] += self._direction(word)
-            vectors[row] += 1e-3 * self._direction(text)
-            vectors[row] /= np.linalg.norm(vectors[row])
-            if progress is not None:
-                progress(1)
-        return vectors
-
-    def _direction(self, word: str) -> NDArray[np.float32]:
-        direction = self._directions.get(word)
-        if direction is None:
-            generator = np.random.default_rng(list(word.encode("utf-8", "surrogatepass")))
-            direction = generator.standard_normal(self.dimension).astype(np.float32)
-            if len(word) < 24:
-                self._directions[word] = direction
-        return direction
+def save_tiny_model(folder: Path, model: Any = None) -> Path:
+    """``model``, or :func:`tiny_model` of seed 2, and its tokenizer in ``folder``."""
+    (tiny_model(2) if model is None else model).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
 
 
-def sample_passages(num_documents: int, *, first: int = 0) -> Iterator[Passage]:
-    """Three passages of twelve words for each of ``num_documents`` documents from ``first`` on."""
-    for document in range(first, first + num_documents):
-        for ordinal in range(3):
-            yield Passage(
-                id=f"document-{document}#{ordinal}",
-                document_id=f"document-{document}",
-                ordinal=ordinal,
-                text=sample_text(3 * document + ordinal, 12),
-                source=f"words.txt:{document}",
-                subset=f"subset-{document % 2}",
-            )
+def weights_of(folder: Path) -> dict[str, Any]:
+    """Every tensor of the model in ``folder`` by name, in its precision, on the CPU."""
+    from ttt_adapt.config import ModelSettings
+    from ttt_adapt.models import load_language_model
+
+    loaded = load_language_model(ModelSettings(name=str(folder), device="cpu"))
+    state: dict[str, Any] = loaded.model.state_dict()
+    return state
+
+
+def same_tensors(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether names and tensors are equal, to the bit."""
+    import torch
+
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
