@@ -53,6 +53,7 @@ def fast_weights(
     token_scale: torch.Tensor | None = None,
     initial_state: LearnerState | Tensors | None = None,
     output_final_state: bool = False,
+    check_finite: bool = True,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, LearnerState | None]:
     """Sequence layer whose hidden state is a model ``f``, trained on the tokens it reads.
@@ -80,6 +81,8 @@ def fast_weights(
         initial_state: where to go on: a state of an earlier call, at any offset; or weights
             ``[B, H, ...]`` alone. ``None``: ``weights``.
         output_final_state: whether to return the state after the last token.
+        check_finite: whether NaN and infinity are refused, on a CPU (on an accelerator, looking
+            would mean waiting). ``False``: they spread from where they stand, within their row.
         backend: ``auto`` (``chunked``), ``reference`` or ``chunked``.
 
     Returns:
@@ -100,7 +103,13 @@ def fast_weights(
     }
     check_settings(learner, {**optional, "token_scale": token_scale}, mini_batch_size, backend)
     used = {name: tensor for name, tensor in optional.items() if tensor is not None}
-    check_tokens(learner, {"q": q, "k": k, "v": v, "lr": lr, **used}, token_scale, mini_batch_size)
+    check_tokens(
+        learner,
+        {"q": q, "k": k, "v": v, "lr": lr, **used},
+        token_scale,
+        mini_batch_size,
+        check_finite=check_finite,
+    )
     if lr.ndim == 3:
         lr = lr[..., None].expand(*lr.shape, learner.num_weights)
     if removal_strength is not None and removal_strength.ndim == 3:
@@ -110,12 +119,14 @@ def fast_weights(
     tokens, earlier = new, 0
     if isinstance(initial_state, LearnerState):
         named = {"q": q, **new.named()}
-        carried = check_state(learner, initial_state, named, mini_batch_size).to(dtype)
+        carried = check_state(
+            learner, initial_state, named, mini_batch_size, check_finite=check_finite
+        ).to(dtype)
         earlier = initial_state.num_open
         if initial_state.open_tokens is not None:
             tokens = new.after(initial_state.open_tokens)
     else:
-        start = _start(learner, weights, initial_state, q, dtype)
+        start = _start(learner, weights, initial_state, q, dtype, check_finite=check_finite)
         carried = Carried(
             start,
             tuple(map(torch.zeros_like, start)) if momentum is not None else (),
@@ -142,6 +153,8 @@ def _start(
     initial_state: Tensors | None,
     q: torch.Tensor,
     dtype: torch.dtype,
+    *,
+    check_finite: bool,
 ) -> Tensors:
     """The weights each row begins with, ``[B, H, ...]``."""
     batch, _, heads, width = q.shape
@@ -151,7 +164,9 @@ def _start(
                 f"{NAME}: expected initial_state of an earlier call or a tuple of weights, found a "
                 f"{type(initial_state).__name__}"
             )
-        check_weights(learner, initial_state, q, "initial_state", by_row=True)
+        check_weights(
+            learner, initial_state, q, "initial_state", by_row=True, check_finite=check_finite
+        )
         return tuple(weight.to(dtype) for weight in initial_state)
     if weights is None:
         if learner.model != "linear":
@@ -161,7 +176,7 @@ def _start(
             )
         weights = q.new_zeros(heads, width, width, dtype=dtype)
     given = (weights,) if isinstance(weights, torch.Tensor) else tuple(weights)
-    check_weights(learner, given, q, "weights", by_row=False)
+    check_weights(learner, given, q, "weights", by_row=False, check_finite=check_finite)
     return tuple(weight.to(dtype).expand(batch, *weight.shape) for weight in given)
 
 

@@ -15,7 +15,7 @@ from ttt_adapt.kernels.fast_weights.learner import (
     LearnerState,
     Tensors,
 )
-from ttt_adapt.kernels.inner_loop.checks import FLOATS, require_shape
+from ttt_adapt.kernels.inner_loop.checks import FLOATS, require_shape, require_values
 
 BACKENDS = ("auto", "reference", "chunked")
 
@@ -77,8 +77,11 @@ def check_tokens(
     tokens: Mapping[str, torch.Tensor],
     token_scale: torch.Tensor | None,
     mini_batch_size: int,
+    *,
+    check_finite: bool,
 ) -> None:
-    """Ranks, shapes, dtypes, devices, and on a CPU that values are finite and factors in [0, 1].
+    """Ranks, shapes, dtypes, devices, and on a CPU that factors lie in [0, 1] and, if
+    ``check_finite``, values are finite.
 
     Raises:
         OperatorInputError: with what was expected and what was found.
@@ -111,7 +114,7 @@ def check_tokens(
                 f"{NAME}: expected q, k and v of one dtype, found q in {q.dtype}, {key} in "
                 f"{tensor.dtype}; cast them"
             )
-        _check_values(key, tensor, q.device)
+        require_values(NAME, key, tensor, q.device, check_finite=check_finite)
     for key in ("decay", "momentum"):
         factor = tokens.get(key)
         if factor is None or factor.device.type != "cpu":
@@ -123,11 +126,17 @@ def check_tokens(
             )
     if token_scale is not None:
         require_shape(NAME, "token_scale", token_scale, (mini_batch_size,))
-        _check_values("token_scale", token_scale, q.device)
+        require_values(NAME, "token_scale", token_scale, q.device, check_finite=check_finite)
 
 
 def check_weights(
-    learner: InnerLearner, weights: Tensors, q: torch.Tensor, key: str, *, by_row: bool
+    learner: InnerLearner,
+    weights: Tensors,
+    q: torch.Tensor,
+    key: str,
+    *,
+    by_row: bool,
+    check_finite: bool,
 ) -> None:
     """The inner model's matrices ``[H, ...]``, or ``[B, H, ...]`` if they are ``by_row``.
 
@@ -145,7 +154,7 @@ def check_weights(
     shapes = [(*lead, width, hidden), (*lead, hidden, width), (*lead, width, hidden)]
     for number, (weight, shape) in enumerate(zip(weights, shapes, strict=False)):
         require_shape(NAME, f"{key}[{number}]", weight, shape)
-        _check_values(f"{key}[{number}]", weight, q.device)
+        require_values(NAME, f"{key}[{number}]", weight, q.device, check_finite=check_finite)
 
 
 def check_state(
@@ -153,6 +162,8 @@ def check_state(
     state: LearnerState,
     tokens: Mapping[str, torch.Tensor],
     mini_batch_size: int,
+    *,
+    check_finite: bool,
 ) -> Carried:
     """A state handed in: of this learner, these sizes, these settings.
 
@@ -160,7 +171,14 @@ def check_state(
         OperatorInputError: a state of another learner, batch, mini-batch size or other gates.
     """
     carried, own = state.carried, "a state fits only the learner that made it"
-    check_weights(learner, carried.weights, tokens["q"], "a state with weights", by_row=True)
+    check_weights(
+        learner,
+        carried.weights,
+        tokens["q"],
+        "a state with weights",
+        by_row=True,
+        check_finite=check_finite,
+    )
     for key, found, wanted in (
         ("momentum", bool(carried.momentum), "momentum" in tokens),
         ("norms", bool(carried.norms), learner.normalize),
@@ -195,19 +213,3 @@ def check_state(
                 f"found {list(tensor.shape[2:])}; {own}"
             )
     return carried
-
-
-def _check_values(key: str, tensor: torch.Tensor, device: torch.device) -> None:
-    if not tensor.is_floating_point():
-        raise OperatorInputError(f"{NAME}: expected {key} in a float dtype, found {tensor.dtype}")
-    if tensor.device != device:
-        raise OperatorInputError(
-            f"{NAME}: expected all tensors on {device}, found {key} on {tensor.device}"
-        )
-    # On an accelerator looking would mean waiting.
-    if (
-        tensor.device.type == "cpu"
-        and not bool(tensor.detach().sum().isfinite())  # may also have overflowed
-        and not bool(tensor.detach().isfinite().all())
-    ):
-        raise OperatorInputError(f"{NAME}: expected finite values, found NaN or infinity in {key}")

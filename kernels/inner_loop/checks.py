@@ -61,24 +61,31 @@ def check_tokens(
             )
     named = {"q": q, "k": k, "v": v, "lr": lr, "token_scale": token_scale}
     for key, tensor in named.items():
-        if not tensor.is_floating_point():
-            raise OperatorInputError(
-                f"{name}: expected {key} in a float dtype, found {tensor.dtype}"
-            )
-        if tensor.device != q.device:
-            raise OperatorInputError(
-                f"{name}: expected all tensors on {q.device}, found {key} on {tensor.device}"
-            )
-        # On an accelerator looking would mean waiting; there the models' NaN guard looks.
-        if (
-            check_finite
-            and tensor.device.type == "cpu"
-            and not bool(tensor.detach().sum().isfinite())  # may also have overflowed
-            and not bool(tensor.detach().isfinite().all())
-        ):
-            raise OperatorInputError(
-                f"{name}: expected finite values, found NaN or infinity in {key}"
-            )
+        require_values(name, key, tensor, q.device, check_finite=check_finite)
+
+
+def require_values(
+    name: str, key: str, tensor: torch.Tensor, device: torch.device, *, check_finite: bool
+) -> None:
+    """Numbers of a float dtype on ``device``, and on a CPU finite ones if ``check_finite``.
+
+    Raises:
+        OperatorInputError: with what was expected and what was found.
+    """
+    if not tensor.is_floating_point():
+        raise OperatorInputError(f"{name}: expected {key} in a float dtype, found {tensor.dtype}")
+    if tensor.device != device:
+        raise OperatorInputError(
+            f"{name}: expected all tensors on {device}, found {key} on {tensor.device}"
+        )
+    # On an accelerator looking would mean waiting; there the models' NaN guard looks.
+    if (
+        check_finite
+        and tensor.device.type == "cpu"
+        and not bool(tensor.detach().sum().isfinite())  # may also have overflowed
+        and not bool(tensor.detach().isfinite().all())
+    ):
+        raise OperatorInputError(f"{name}: expected finite values, found NaN or infinity in {key}")
 
 
 def check_weights(

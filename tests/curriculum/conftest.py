@@ -1,11 +1,21 @@
-"""One sandbox and one verifier for the room's tests: each starts a process."""
+"""One sandbox and one verifier for the room's tests, as each starts a process; malformed rows."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ttt_adapt.curriculum import Sandbox, SandboxSettings, Verifier
-from ttt_adapt.errors import SandboxError
+from ttt_adapt.corpus import ReadProblems
+from ttt_adapt.curriculum import (
+    Sandbox,
+    SandboxSettings,
+    TaskSourceSettings,
+    Verifier,
+    import_tasks,
+)
+from ttt_adapt.errors import SandboxError, TaskError
+from ttt_adapt.testing import imported_tasks, write_rows
 
 
 def isolated(settings: SandboxSettings) -> Sandbox:
@@ -40,3 +50,27 @@ def hasty() -> Iterator[Sandbox]:
 def verifier(sandbox: Sandbox) -> Iterator[Verifier]:
     with Verifier(sandbox=sandbox) as made:
         yield made
+
+
+@pytest.fixture
+def check_malformed(
+    tmp_path: Path,
+) -> Callable[[Sequence[dict[str, Any]], dict[str, Any], str], None]:
+    """A row after a sound one of the same layout fails for this reason, or is skipped."""
+
+    def check(sound: Sequence[dict[str, Any]], row: dict[str, Any], reason: str) -> None:
+        good = next(one for one in sound if one.keys() <= row.keys() | {"level", "type"})
+        path = write_rows(tmp_path / "rows.jsonl", good, "[1]", row)
+        with pytest.raises(TaskError, match=r"rows.jsonl:2: expected a JSON object"):
+            imported_tasks(path)
+        path = write_rows(tmp_path / "rows.jsonl", good, row)
+        with pytest.raises(TaskError, match=r"rows.jsonl:2: .*set on_error to 'skip'") as error:
+            imported_tasks(path)
+        assert reason in str(error.value)
+        found = ReadProblems()
+        settings = TaskSourceSettings(path=path, on_error="skip")
+        assert list(import_tasks(settings, problems=found))
+        assert found.num_skipped == 1
+        assert reason in found.problems[0].reason
+
+    return check

@@ -1,6 +1,7 @@
 """Every layout from samples as its data set writes them, through real files."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from ttt_adapt.corpus import ReadProblems
 from ttt_adapt.curriculum import (
     Task,
-    TaskSourceSettings,
     Verifier,
-    import_tasks,
 )
 from ttt_adapt.curriculum.importers.importing import LAYOUTS
 from ttt_adapt.errors import CorpusError, TaskError
@@ -231,25 +229,11 @@ def test_a_folder_of_files_and_its_ids(tmp_path: Path) -> None:
     ],
 )
 def test_malformed_rows_fail_or_are_skipped(
-    tmp_path: Path, row: dict[str, Any], reason: str
+    check_malformed: Callable[[Sequence[dict[str, Any]], dict[str, Any], str], None],
+    row: dict[str, Any],
+    reason: str,
 ) -> None:
-    good: dict[str, Any] = next(
-        sound
-        for sound in (CHOICE, GSM8K, MATH, SVAMP, ARC)
-        if sound.keys() <= row.keys() | {"level", "type"}
-    )
-    path = write_rows(tmp_path / "rows.jsonl", good, "[1]", row)
-    with pytest.raises(TaskError, match=r"rows.jsonl:2: expected a JSON object"):
-        imported_tasks(path)
-    path = write_rows(tmp_path / "rows.jsonl", good, row)
-    with pytest.raises(TaskError, match=r"rows.jsonl:2: .*set on_error to 'skip'") as error:
-        imported_tasks(path)
-    assert reason in str(error.value)
-    found = ReadProblems()
-    settings = TaskSourceSettings(path=path, on_error="skip")
-    assert list(import_tasks(settings, problems=found))
-    assert found.num_skipped == 1
-    assert reason in found.problems[0].reason
+    check_malformed((CHOICE, GSM8K, MATH, SVAMP, ARC), row, reason)
 
 
 def test_what_cannot_be_imported(tmp_path: Path) -> None:

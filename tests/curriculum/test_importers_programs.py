@@ -1,22 +1,19 @@
 """Layouts of programming tasks, from samples as their data sets write them."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ttt_adapt.corpus import ReadProblems
 from ttt_adapt.curriculum import (
     CallTest,
     CheckTest,
     StdinTest,
-    TaskSourceSettings,
     Verifier,
-    import_tasks,
     write_tasks,
 )
-from ttt_adapt.errors import TaskError
 from ttt_adapt.testing import imported_task, imported_tasks, write_rows
 
 HUMANEVAL = {
@@ -205,25 +202,11 @@ def test_files_of_this_project(tmp_path: Path) -> None:
     ],
 )
 def test_malformed_rows_fail_or_are_skipped(
-    tmp_path: Path, row: dict[str, Any], reason: str
+    check_malformed: Callable[[Sequence[dict[str, Any]], dict[str, Any], str], None],
+    row: dict[str, Any],
+    reason: str,
 ) -> None:
-    good: dict[str, Any] = next(
-        sound
-        for sound in (HUMANEVAL, MBPP, CORPUS[0])
-        if sound.keys() <= row.keys() | {"level", "type"}
-    )
-    path = write_rows(tmp_path / "rows.jsonl", good, "[1]", row)
-    with pytest.raises(TaskError, match=r"rows.jsonl:2: expected a JSON object"):
-        imported_tasks(path)
-    path = write_rows(tmp_path / "rows.jsonl", good, row)
-    with pytest.raises(TaskError, match=r"rows.jsonl:2: .*set on_error to 'skip'") as error:
-        imported_tasks(path)
-    assert reason in str(error.value)
-    found = ReadProblems()
-    settings = TaskSourceSettings(path=path, on_error="skip")
-    assert list(import_tasks(settings, problems=found))
-    assert found.num_skipped == 1
-    assert reason in found.problems[0].reason
+    check_malformed((HUMANEVAL, MBPP, CORPUS[0]), row, reason)
 
 
 def test_what_an_assertion_takes_from_the_program(tmp_path: Path) -> None:

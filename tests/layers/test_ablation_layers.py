@@ -121,6 +121,19 @@ def test_padding_is_as_if_it_were_not_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
+def test_nan_spreads_within_its_row_only(name: str) -> None:
+    kind, options = LAYERS[name]
+    layer, hidden = make(kind, **options), some_hidden(3, 12)
+    expected, _ = layer(hidden)
+    hidden[1, 5] = torch.inf
+    out, state = layer(hidden, return_state=True)
+    assert bool(out[1, 5:].isnan().any(-1).all())
+    torch.testing.assert_close(out[[0, 2]], expected[[0, 2]], rtol=1e-9, atol=1e-11)
+    # From such a state it goes on; what loops look for is a loss of NaN.
+    assert bool(layer(hidden[:, :2], state=state)[0][1].isnan().any())
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_every_parameter_learns_and_is_saved(name: str) -> None:
     kind, options = LAYERS[name]
     layer, hidden = make(kind, **options), some_hidden(2, 12)

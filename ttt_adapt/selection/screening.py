@@ -51,7 +51,64 @@ class Screen(Protocol):
         """Never lead with this candidate again."""
 
 
-class SingleRowScreen:
+class _NumpyScreen:
+    """What both screens below hold: v + λ and the covariances with the query rows, kept up to date
+    after each pick by one direction of a basis (Gram-Schmidt in the space of embeddings).
+    """
+
+    def __init__(
+        self,
+        candidates_KD: FloatArray,
+        noise_var: float,
+        num_select: int,
+        norms2_K: FloatArray,
+        covariance: FloatArray,
+    ) -> None:
+        kind = candidates_KD.dtype
+        num, width = candidates_KD.shape
+        self._candidates = candidates_KD
+        self._norms2 = norms2_K
+        self.max_norm2 = float(norms2_K.max())
+        self._noise = kind.type(noise_var)
+        self._noisy = norms2_K + self._noise
+        self._covariance = covariance
+        self._scores = np.empty(num, kind)
+        self._work = np.empty(num, kind)
+        self._basis = np.empty((num_select, width), kind)
+        self._num_picked = 0
+        self._banned: list[int] = []
+
+    def _lead(self, scores_K: FloatArray) -> tuple[int, float, float, float]:
+        if self._banned:
+            scores_K[self._banned] = -1.0
+        first = int(scores_K.argmax())
+        best = scores_K.item(first)
+        # Faster than a maximum: argmax is one call without a dispatcher in Python.
+        scores_K[first] = -1.0
+        second = scores_K.item(int(scores_K.argmax()))
+        scores_K[first] = best
+        return first, best, self._norms2.item(first) / self._noisy.item(first), second
+
+    def ratio(self, position: int) -> float:
+        return self._norms2.item(position) / self._noisy.item(position)
+
+    def above(self, threshold: float) -> tuple[Any, FloatArray, FloatArray, FloatArray]:
+        positions = np.flatnonzero(self._scores >= threshold)
+        return positions, self._scores[positions], self._noisy[positions], self._norms2[positions]
+
+    def _explain(self, work_K: FloatArray) -> None:
+        """Take what the new direction explains of each candidate off v + λ; ``work_K`` is lost."""
+        np.multiply(work_K, work_K, work_K)
+        np.subtract(self._noisy, work_K, self._noisy)
+        if not self._num_picked % CLAMP_EVERY:
+            np.maximum(self._noisy, self._noise, out=self._noisy)
+        self._num_picked += 1
+
+    def ban(self, position: int) -> None:
+        self._banned.append(position)
+
+
+class SingleRowScreen(_NumpyScreen):
     """For one query row: nothing but vectors of length K, and as few calls a pick as there can be."""
 
     def __init__(
@@ -63,41 +120,17 @@ class SingleRowScreen:
         norms2_K: FloatArray,
     ) -> None:
         kind = candidates_KD.dtype
-        num, width = candidates_KD.shape
-        self._candidates = candidates_KD
-        self._norms2 = norms2_K
-        self.max_norm2 = float(norms2_K.max())
-        self._noise = kind.type(noise_var)
-        self._noisy = norms2_K + self._noise
-        self._covariance = np.dot(candidates_KD, queries_MD[0].astype(kind))
-        self._scores = np.empty(num, kind)
-        self._work = np.empty(num, kind)
-        self._basis = np.empty((num_select, width), kind)
+        covariance_K = np.dot(candidates_KD, queries_MD[0].astype(kind))
+        super().__init__(candidates_KD, noise_var, num_select, norms2_K, covariance_K)
         self._coefficients = np.empty(num_select, kind)
         self._scale = np.empty((), kind)
         self._share = np.empty((), kind)
-        self._num_picked = 0
-        self._banned: list[int] = []
 
     def leader(self) -> tuple[int, float, float, float]:
         scores = self._scores
         np.multiply(self._covariance, self._covariance, scores)
         np.divide(scores, self._noisy, scores)
-        if self._banned:
-            scores[self._banned] = -1.0
-        first = int(scores.argmax())
-        best = scores.item(first)
-        # Faster than a maximum: argmax is one call without a dispatcher in Python.
-        scores[first] = -1.0
-        second = scores.item(int(scores.argmax()))
-        scores[first] = best
-        return first, best, self._norms2.item(first) / self._noisy.item(first), second
-
-    def ratio(self, position: int) -> float:
-        return self._norms2.item(position) / self._noisy.item(position)
-
-    def above(self, threshold: float) -> tuple[Any, FloatArray, FloatArray, FloatArray]:
-        return _gather(threshold, self._scores, self._noisy, self._norms2)
+        return self._lead(scores)
 
     def pick(self, position: int) -> None:
         step = self._num_picked
@@ -118,17 +151,10 @@ class SingleRowScreen:
         np.dot(self._candidates, direction, work)
         np.multiply(work, share, self._scores)
         np.subtract(self._covariance, self._scores, self._covariance)
-        np.multiply(work, work, work)
-        np.subtract(self._noisy, work, self._noisy)
-        if not step % CLAMP_EVERY:
-            np.maximum(self._noisy, self._noise, out=self._noisy)
-        self._num_picked += 1
-
-    def ban(self, position: int) -> None:
-        self._banned.append(position)
+        self._explain(work)
 
 
-class RowsScreen:
+class RowsScreen(_NumpyScreen):
     """For several query rows: their covariances with the candidates are a matrix ``[M, K]``."""
 
     def __init__(
@@ -139,38 +165,13 @@ class RowsScreen:
         num_select: int,
         norms2_K: FloatArray,
     ) -> None:
-        kind = candidates_KD.dtype
-        num, width = candidates_KD.shape
-        self._candidates = candidates_KD
-        self._norms2 = norms2_K
-        self.max_norm2 = float(norms2_K.max())
-        self._noise = kind.type(noise_var)
-        self._noisy = norms2_K + self._noise
-        self._covariance = np.dot(queries_MD.astype(kind), candidates_KD.T)
-        self._squares = np.einsum("mk,mk->k", self._covariance, self._covariance)
-        self._scores = np.empty(num, kind)
-        self._work = np.empty(num, kind)
-        self._basis = np.empty((num_select, width), kind)
+        covariance_MK = np.dot(queries_MD.astype(candidates_KD.dtype), candidates_KD.T)
+        super().__init__(candidates_KD, noise_var, num_select, norms2_K, covariance_MK)
+        self._squares = np.einsum("mk,mk->k", covariance_MK, covariance_MK)
         self._block = max(16, _BLOCK_ELEMENTS // len(queries_MD))
-        self._num_picked = 0
-        self._banned: list[int] = []
 
     def leader(self) -> tuple[int, float, float, float]:
-        scores = np.divide(self._squares, self._noisy, self._scores)
-        if self._banned:
-            scores[self._banned] = -1.0
-        first = int(scores.argmax())
-        best = scores.item(first)
-        scores[first] = -1.0
-        second = scores.item(int(scores.argmax()))
-        scores[first] = best
-        return first, best, self._norms2.item(first) / self._noisy.item(first), second
-
-    def ratio(self, position: int) -> float:
-        return self._norms2.item(position) / self._noisy.item(position)
-
-    def above(self, threshold: float) -> tuple[Any, FloatArray, FloatArray, FloatArray]:
-        return _gather(threshold, self._scores, self._noisy, self._norms2)
+        return self._lead(np.divide(self._squares, self._noisy, self._scores))
 
     def pick(self, position: int) -> None:
         step = self._num_picked
@@ -186,21 +187,7 @@ class RowsScreen:
             covariance = self._covariance[:, part]
             covariance -= shares * work[None, part]
             np.einsum("mk,mk->k", covariance, covariance, out=self._squares[part])
-        np.multiply(work, work, work)
-        np.subtract(self._noisy, work, self._noisy)
-        if not step % CLAMP_EVERY:
-            np.maximum(self._noisy, self._noise, out=self._noisy)
-        self._num_picked += 1
-
-    def ban(self, position: int) -> None:
-        self._banned.append(position)
-
-
-def _gather(
-    threshold: float, scores_K: FloatArray, noisy_K: FloatArray, norms2_K: FloatArray
-) -> tuple[Any, FloatArray, FloatArray, FloatArray]:
-    positions = np.flatnonzero(scores_K >= threshold)
-    return positions, scores_K[positions], noisy_K[positions], norms2_K[positions]
+        self._explain(work)
 
 
 def prefers_products(num_candidates: int, width: int, num_rows: int) -> bool:
