@@ -237,7 +237,6 @@ def bench(
 
     Example: ttt-adapt vision bench --resolutions 224,512
     """
-    from ttt_adapt.errors import SettingsError
     from ttt_adapt.vision.scaling_settings import bench_plan
 
     sides = _numbers(resolutions)
@@ -249,8 +248,6 @@ def bench(
 
     from ttt_adapt.vision.scaling import default_arms, measure, summarise
 
-    if device == "cuda" and dtype == "bfloat16" and not torch.cuda.is_available():
-        raise SettingsError("device: this machine has no CUDA device; use --device cpu")
     arms = default_arms(size)
     with progress_bar("measurements", len(arms) * len(sides)) as update:
         done: list[Any] = []

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ttt_adapt.adaptation import learning
 from ttt_adapt.adaptation.attention import blocked_causal_attention, dense_attention
-from ttt_adapt.adaptation.learning import chunk_loss
+from ttt_adapt.adaptation.learning import IGNORED, chunk_loss, whole_rows
 from ttt_adapt.adaptation.low_rank import low_rank_linear as low_rank
 from ttt_adapt.testing import tiny_model
 
@@ -91,6 +92,56 @@ def test_dense_attention_with_grouped_heads() -> None:
     with dense_attention(model):
         found = chunk_loss(model, chunk, autocast=True)
     assert found.item() == pytest.approx(plain.item(), abs=2e-3)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "ttt_linear", "ttt_mlp"])
+@pytest.mark.parametrize("length", [1, 63, 100])
+def test_lengthened_rows_change_neither_loss_nor_gradients(architecture: str, length: int) -> None:
+    model = tiny_model(architecture=architecture).double()
+    chunk = torch.randint(2, 258, (length + 1,), generator=torch.Generator().manual_seed(length))
+    inputs, targets = whole_rows(chunk[:-1], chunk[1:], 128)
+    assert len(inputs) == len(targets) == 64 * -(-length // 64)
+    logits = model(input_ids=inputs[None], use_cache=False).logits[0]
+    found = F.cross_entropy(logits, targets, ignore_index=IGNORED)
+    plain = model(input_ids=chunk[None, :-1], use_cache=False).logits[0]
+    expected = F.cross_entropy(plain, chunk[1:])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+    ours, theirs = (
+        torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        for loss in (found, expected)
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        if one is None or other is None:
+            assert one is other
+        else:
+            # TTT layers compute in float32.
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_rows_are_lengthened_to_whole_ones_or_to_the_limit(length: int, limit: int) -> None:
+    limit = max(length, limit)
+    inputs, targets = whole_rows(torch.arange(length), torch.arange(length) + 1, limit)
+    assert len(inputs) == len(targets) == min(limit, 64 * -(-length // 64))
+    assert inputs[:length].tolist() == list(range(length))
+    assert targets[:length].tolist() == list(range(1, length + 1))
+    assert (targets[length:] == IGNORED).all() and (inputs[length:] == length - 1).all()
+
+
+def test_learning_in_bfloat16_on_a_cpu_takes_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = tiny_model(max_length=96), list[int]()
+    model.register_forward_pre_hook(
+        lambda module, args, options: seen.append(options["input_ids"].shape[1]), with_kwargs=True
+    )
+    chunk = torch.arange(2, 82)
+    padded = chunk_loss(model, chunk, autocast=True)
+    exact = chunk_loss(model, chunk, autocast=False)
+    monkeypatch.setattr(learning, "LENGTHS", 1)
+    plain = chunk_loss(model, chunk, autocast=True)
+    assert seen == [96, 79, 79]
+    assert padded.item() == pytest.approx(plain.item(), abs=2e-3)
+    assert padded.item() == pytest.approx(exact.item(), abs=0.02)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -1,9 +1,11 @@
 """Pretraining on real files: resumable to the bit, killed and continued, loadable afterwards."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,28 @@ def test_continued_run_equals_uninterrupted_run(tmp_path: Path) -> None:
     pretrain(settings, tmp_path / "whole", data_root=tmp_path, report=silent)
     for stop in (3, 7, None):
         pretrain(settings, tmp_path / "parts", data_root=tmp_path, stop_after=stop, report=silent)
+    name = "model.safetensors"
+    assert sha256_file(tmp_path / "whole" / name) == sha256_file(tmp_path / "parts" / name)
+
+
+def test_ctrl_c_within_a_step_ends_after_it(tmp_path: Path) -> None:
+    write_training_corpus(tmp_path)
+    settings = tiny_settings(num_tokens=32 * 4 * 60, checkpoint_every=100)
+    told: list[str] = []
+
+    def interrupt(line: str) -> None:
+        told.append(line)
+        if line.startswith("step 20/"):
+            threading.Timer(0.003, signal.raise_signal, [signal.SIGINT]).start()
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(settings, tmp_path / "parts", data_root=tmp_path, report=interrupt)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "stopping after this step; once more stops at once" in told
+    assert re.fullmatch(r"interrupted: saved after step \d+; .*", told[-1])
+    pretrain(settings, tmp_path / "parts", data_root=tmp_path, report=silent)
+    pretrain(settings, tmp_path / "whole", data_root=tmp_path, report=silent)
     name = "model.safetensors"
     assert sha256_file(tmp_path / "whole" / name) == sha256_file(tmp_path / "parts" / name)
 

@@ -1,5 +1,6 @@
 """Images from folders, data sets and scikit-learn; batches that start anywhere."""
 
+import io
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,6 +170,28 @@ def test_hub_images_with_class_labels(hub_folder: Path) -> None:
     assert images.classes == ("cat", "dog")
     assert [images.label(i) for i in range(len(images))] == [1, 0, 1, 1]
     assert np.array_equal(np.asarray(images.image(2)), np.asarray(pixels(2)))
+
+
+def test_hub_images_that_are_turned_damaged_or_absent(tmp_path: Path) -> None:
+    import datasets
+
+    turned = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    Image.new("RGB", (6, 4)).save(turned, "JPEG", exif=exif)
+    rows = [
+        {"image": {"bytes": turned.getvalue(), "path": None}, "label": "a"},
+        {"image": {"bytes": b"not an image", "path": None}, "label": "a"},
+        {"image": None, "label": "a"},
+    ]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / "train-00000.parquet")
+    images = HubImages(hub_settings(tmp_path), "train")
+    assert images.image(0).size == (4, 6)
+    with pytest.raises(ImageError, match="row 2: cannot be read as an image"):
+        images.image(1)
+    with pytest.raises(ImageError, match="row 3: expected an image, found none"):
+        images.image(2)
 
 
 def test_hub_labels_that_are_words(hub_folder: Path) -> None:

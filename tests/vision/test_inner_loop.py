@@ -346,6 +346,12 @@ def test_causal_losses_are_of_the_weights_before_the_mini_batch() -> None:
         ({"keys": torch.ones(2, 2, 9, 3)}, r"expected keys \[2, 2, 9, 4\], found \[2, 2, 9, 3\]"),
         ({"queries": torch.ones(2, 9, 4)}, r"expected queries \[B, N, T, d\]"),
         ({"weights": (torch.ones(1), torch.ones(1), torch.ones(1))}, "with biases 2, found 3"),
+        ({"weights": (torch.ones(2, 4, 5),)}, r"weight \[2, 4, 4\] in layer 1 .*found \[2, 4, 5\]"),
+        (
+            {"learner": "mlp", "weights": (torch.ones(2, 4, 7), torch.ones(2, 6, 4))},
+            r"expected weight \[2, 7, 4\] in layer 2 of the learner, found \[2, 6, 4\]",
+        ),
+        ({"weights": (torch.ones(2, 4, 4), torch.ones(4))}, r"expected bias \[2, 4\] in layer 1"),
         ({"decoder": Decoder(torch.ones(2, 4, 8))}, r"expected targets \[2, 9, 8\]"),
     ],
 )

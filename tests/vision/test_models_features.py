@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from ttt_adapt.errors import ModelError
 from ttt_adapt.vision import VisionModel, VisionTransformer, create_model
+from ttt_adapt.vision.models.features import resized_map
 
 TINY: dict[str, Any] = {
     "dim": 16, "depth": 4, "num_heads": 2, "patch_size": 4, "image_size": (8, 16),
@@ -75,6 +76,19 @@ def test_a_pyramid_for_detection_and_segmentation() -> None:
     chosen = model.forward_pyramid(images, indices=(-1, -1), strides=(16, 8))
     last = model.forward_intermediates(images, 1, norm=True, intermediates_only=True)[0]
     torch.testing.assert_close(chosen[1], last)
+
+
+@pytest.mark.parametrize(("patch", "stride"), [(8, 4), (8, 16), (8, 12), (6, 16)])
+def test_cells_of_a_pyramid_lie_where_they_should(patch: int, stride: int) -> None:
+    """A map of where each patch's centre is: at another stride it is where each cell's is."""
+    row = patch * (torch.arange(13) + 0.5)
+    places = torch.stack([row[:, None].expand(13, 13), row.expand(13, 13)])[None]
+    found = resized_map(places, 13 * patch, 13 * patch, patch, stride)
+    count = math.ceil(13 * patch / stride)
+    assert found.shape == (1, 2, count, count)
+    expected, inner = stride * (torch.arange(count) + 0.5), slice(2, count - 3)
+    torch.testing.assert_close(found[0, 0, inner, 3], expected[inner], rtol=0, atol=0.02 * stride)
+    torch.testing.assert_close(found[0, 1, 3, inner], expected[inner], rtol=0, atol=0.02 * stride)
 
 
 @pytest.mark.parametrize(

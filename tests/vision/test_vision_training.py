@@ -129,6 +129,29 @@ def test_interrupted_and_continued_is_the_same_to_the_bit(
     assert columns[0][-1] == columns[1][-1]
 
 
+def test_ctrl_c_within_a_step_ends_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(tiny_settings(), tmp_path / "whole")
+    step = torch.optim.AdamW.step
+
+    def interrupted(optimizer: Any, *options: Any) -> Any:
+        found = step(optimizer, *options)
+        # The weights are new, the step is not counted yet.
+        signal.raise_signal(signal.SIGINT)
+        return found
+
+    told: list[str] = []
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(torch.optim.AdamW, "step", interrupted)
+        train(tiny_settings(), tmp_path / "parts", device="cpu", report=told.append)
+    assert told[-1].startswith("interrupted: saved after step 1;")
+    parts = run(tiny_settings(), tmp_path / "parts")
+    assert parts.validation == whole.validation
+    name = "model.safetensors"
+    assert sha256_file(tmp_path / "whole" / name) == sha256_file(tmp_path / "parts" / name)
+
+
 def test_a_finished_run_is_done(tmp_path: Path) -> None:
     first = run(tiny_settings(), tmp_path)
     before = sha256_file(tmp_path / "model.safetensors")

@@ -18,8 +18,13 @@ from ttt_adapt.adaptation.attention import dense_attention
 from ttt_adapt.adaptation.chunks import Curriculum
 from ttt_adapt.adaptation.plastic import PlasticWeights
 from ttt_adapt.config import AdaptationSettings
+from ttt_adapt.models.language_model import position_limit
 from ttt_adapt.types import Learned
 
+LENGTHS = 64
+"""Tokens that lengths are rounded up to, where oneDNN computes."""
+IGNORED = -100
+"""A target that counts for nothing."""
 _Gradients = tuple[torch.Tensor | None, ...]
 
 
@@ -155,7 +160,25 @@ class QueryLearning:
 def chunk_loss(model: nn.Module, chunk: torch.Tensor, *, autocast: bool) -> torch.Tensor:
     """Mean nats per token of ``chunk[1:]``, each given the tokens before it; float32 scalar."""
     device = next(model.parameters()).device
-    tokens = chunk.to(device)
+    inputs, targets = chunk[:-1], chunk[1:]
+    if autocast and device.type == "cpu":
+        inputs, targets = whole_rows(inputs, targets, position_limit(model.config))
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
-        logits = model(input_ids=tokens[None, :-1], use_cache=False).logits[0]
-    return F.cross_entropy(logits.float(), tokens[1:])
+        logits = model(input_ids=inputs.to(device)[None], use_cache=False).logits[0]
+    return F.cross_entropy(logits.float(), targets.to(device), ignore_index=IGNORED)
+
+
+def whole_rows(
+    inputs_T: torch.Tensor, targets_T: torch.Tensor, limit: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both lengthened to a multiple of :data:`LENGTHS`, or to ``limit`` positions.
+
+    No token sees what comes after it, and what is added has no target: the loss stays. But oneDNN
+    writes its bfloat16 kernels anew for each shape, and keeps a thousand of them.
+    """
+    length = len(inputs_T)
+    more = min(-length % LENGTHS, limit - length)
+    if more <= 0:
+        return inputs_T, targets_T
+    ignored = targets_T.new_full((more,), IGNORED)
+    return torch.cat((inputs_T, inputs_T[-1:].expand(more))), torch.cat((targets_T, ignored))

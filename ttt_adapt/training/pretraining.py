@@ -37,6 +37,7 @@ from ttt_adapt.training.checkpoint import load_checkpoint, save_checkpoint
 from ttt_adapt.training.distributed import World, joined_world
 from ttt_adapt.training.mixture import Mixture, packed_blocks, prepare_mixture
 from ttt_adapt.training.schedule import learning_rate_factor
+from ttt_adapt.training.stopping import StopRequest
 
 # What may change between a checkpoint and its continuation: how long and how often, not what.
 EXTENSIBLE = (
@@ -116,6 +117,7 @@ def pretrain(
         CorpusError: a source cannot be read or is empty.
         FingerprintMismatchError: ``folder`` holds a run with other settings.
         AdaptationError: the loss became NaN or infinite.
+        KeyboardInterrupt: on Ctrl-C, after the step and a checkpoint; on another at once.
         SettingsError: a batch has fewer sequences than there are processes.
     """
     keep_freed_memory()
@@ -145,12 +147,7 @@ def _pretrain(
     if world.leads:
         world.barrier()
     run = _Run(settings, folder, mixture, say, world)
-    try:
-        run.train(stop_after)
-    except KeyboardInterrupt:
-        run.save()
-        say(f"interrupted: saved after step {run.step}; the same command continues")
-        raise
+    run.train(stop_after)
     finished = run.step >= run.num_steps
     if finished and world.leads:
         run.write_losses()
@@ -241,30 +238,42 @@ class _Run:
             (folder / "pretrain.toml").write_text(to_toml(settings) + "\n", encoding="utf-8")
 
     def train(self, stop_after: int | None) -> None:
-        settings = self.settings
         last = self.num_steps if stop_after is None else min(self.num_steps, stop_after)
-        started, started_s, started_step = time.monotonic(), self.elapsed_s, self.step
-        while self.step < last:
-            loss = self._outer_step()
-            self.step += 1
-            self.elapsed_s = started_s + time.monotonic() - started
-            row = {"step": self.step, "train_loss_nats": loss, "elapsed_s": self.elapsed_s}
-            self.losses.append(row)
-            if self.step % settings.validate_every == 0 or self.step == self.num_steps:
-                if self.world.leads:
-                    row["validation_loss_nats"] = self.validation_loss = self._validate()
-                    self.write_losses()
-                self.world.barrier()
-            if self.step % settings.checkpoint_every == 0 or self.step == last:
-                self.save()
-            if self.step % 10 == 0 or self.step == last:
-                rate = (self.step - started_step) / (self.elapsed_s - started_s)
-                self.report(
-                    f"step {self.step}/{self.num_steps}  loss {loss:.3f}  "
-                    f"validation {self.validation_loss:.3f}  "
-                    f"{rate * self.tokens_per_step:,.0f} tokens/s  "
-                    f"{(self.num_steps - self.step) / rate / 60:.0f} min left"
-                )
+        started_s, first, clock = self.elapsed_s, self.step, time.monotonic()
+        stop = StopRequest(self.report)
+        with stop.listening():
+            while self.step < last:
+                loss = self._outer_step()
+                self.step += 1
+                self.elapsed_s = started_s + time.monotonic() - clock
+                self._note(loss)
+                # All processes stop after the same step.
+                stops = self.world.total(float(stop.asked)) > 0
+                if self.step % self.settings.checkpoint_every == 0 or self.step == last or stops:
+                    self.save()
+                if self.step % 10 == 0 or self.step == last:
+                    rate = (self.step - first) / (self.elapsed_s - started_s)
+                    self.report(
+                        f"step {self.step}/{self.num_steps}  loss {loss:.3f}  "
+                        f"validation {self.validation_loss:.3f}  "
+                        f"{rate * self.tokens_per_step:,.0f} tokens/s  "
+                        f"{(self.num_steps - self.step) / rate / 60:.0f} min left"
+                    )
+                if stops:
+                    self.report(
+                        f"interrupted: saved after step {self.step}; the same command continues"
+                    )
+                    raise KeyboardInterrupt
+
+    def _note(self, loss: float) -> None:
+        """A row of the loss curve, with a validation where one is due."""
+        row = {"step": self.step, "train_loss_nats": loss, "elapsed_s": self.elapsed_s}
+        self.losses.append(row)
+        if self.step % self.settings.validate_every == 0 or self.step == self.num_steps:
+            if self.world.leads:
+                row["validation_loss_nats"] = self.validation_loss = self._validate()
+                self.write_losses()
+            self.world.barrier()
 
     def save(self) -> None:
         if not self.world.leads:

@@ -1,11 +1,8 @@
 """One session of a run: steps, records, checkpoints, and a stop that loses nothing."""
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from ttt_adapt.curriculum.training.settings import GRPOSettings
 from ttt_adapt.curriculum.training.trainer import CurriculumTrainer, Practice
 from ttt_adapt.evaluation.solving import SOLVED
 from ttt_adapt.training.checkpoint import load_checkpoint, save_checkpoint
+from ttt_adapt.training.stopping import StopRequest
 
 CHECKPOINTS = "checkpoints"
 CHOSEN = "curricula"
@@ -139,7 +137,7 @@ class StepKeeper(TrainerCallback):
         num_steps: int,
         progress: ReportProgress | None,
         reselect: Reselect | None,
-        stop: "StopRequest",
+        stop: StopRequest,
     ) -> None:
         self.trainer, self.curriculum, self.weights, self.state = (
             trainer,
@@ -245,29 +243,3 @@ class StepKeeper(TrainerCallback):
         accelerator = self.trainer.accelerator
         asked = torch.tensor([float(self.stop.asked)], device=accelerator.device)
         return bool(accelerator.gather(asked).any())
-
-
-class StopRequest:
-    """Ctrl-C once: stop after this step, and save. Twice: stop at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take SIGINT while this lasts. Only a program's main thread gets signals."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.getsignal(signal.SIGINT)
-
-        def ask(number: int, frame: Any) -> None:
-            if self.asked or before in (signal.SIG_IGN, None):
-                raise KeyboardInterrupt
-            self.asked = True
-
-        signal.signal(signal.SIGINT, ask)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)

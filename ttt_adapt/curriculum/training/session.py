@@ -28,7 +28,6 @@ from ttt_adapt.curriculum.training.running import (
     PractisedTasks,
     RunState,
     StepKeeper,
-    StopRequest,
     TrainableWeights,
 )
 from ttt_adapt.curriculum.training.schedule import Reselect, steps_of_epochs
@@ -48,6 +47,7 @@ from ttt_adapt.runtime import keep_freed_memory, resolve_device
 from ttt_adapt.settings import to_toml
 from ttt_adapt.storage import atomic_write, remove_orphans, stable_hash, write_json
 from ttt_adapt.training.checkpoint import FOLDER, load_checkpoint
+from ttt_adapt.training.stopping import StopRequest
 
 RESULT = "result.json"
 SETTINGS = "settings.toml"

@@ -4,9 +4,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
 from ttt_adapt.errors import ImageError
+from ttt_adapt.vision.data.images import decode_image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 # What other tools call the held-out split; tried in this order when it is not there by name.
@@ -59,14 +60,7 @@ def read_image(path: Path) -> Image.Image:
     Raises:
         ImageError: no such file, or no image that Pillow reads.
     """
-    try:
-        with Image.open(path) as image:
-            image.load()
-            return ImageOps.exif_transpose(image)
-    except FileNotFoundError:
-        raise ImageError(f"{path}: no such image") from None
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
-        raise ImageError(f"{path}: cannot be read as an image: {error}") from None
+    return decode_image(path, str(path))
 
 
 def _split_folder(root: Path, split: str) -> Path:

@@ -1,11 +1,13 @@
 """Image data sets of the Hugging Face hub, and local directories that ``datasets`` reads."""
 
 import io
+from pathlib import Path
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from ttt_adapt.errors import ImageError
+from ttt_adapt.vision.data.images import decode_image
 from ttt_adapt.vision.data.settings import ImageDataSettings
 
 
@@ -54,16 +56,13 @@ class HubImages:
         return len(self._labels)
 
     def image(self, index: int) -> Image.Image:
-        value = self._rows[index][self._image]
-        try:
-            source = value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"])
-            with Image.open(source) as image:
-                image.load()
-                return image
-        except (UnidentifiedImageError, OSError, SyntaxError, TypeError, KeyError) as error:
-            raise ImageError(
-                f"{self._where}, row {index + 1}: cannot be read as an image: {error}"
-            ) from None
+        value, where = self._rows[index][self._image], f"{self._where}, row {index + 1}"
+        if not isinstance(value, dict) or (
+            value.get("bytes") is None and value.get("path") is None
+        ):
+            raise ImageError(f"{where}: expected an image, found none")
+        held, path = value["bytes"], value["path"]
+        return decode_image(Path(path) if held is None else io.BytesIO(held), where)
 
     def label(self, index: int) -> int:
         return self._labels[index]

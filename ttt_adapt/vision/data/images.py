@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import IO, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from ttt_adapt.errors import ImageError
 
 Mode = Literal["L", "RGB"]
 
@@ -51,6 +54,25 @@ class ArrayImages:
 
     def label(self, index: int) -> int:
         return int(self.labels_N[index])
+
+
+def decode_image(source: Path | IO[bytes], where: str) -> Image.Image:
+    """An image file, decoded, turned as its EXIF orientation says.
+
+    Args:
+        where: what to call it in errors.
+
+    Raises:
+        ImageError: no such file, or no image that Pillow reads.
+    """
+    try:
+        with Image.open(source) as image:
+            image.load()
+            return ImageOps.exif_transpose(image)
+    except FileNotFoundError:
+        raise ImageError(f"{where}: no such image") from None
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
+        raise ImageError(f"{where}: cannot be read as an image: {error}") from None
 
 
 def with_channels(image: Image.Image, in_channels: int) -> Image.Image:

@@ -103,6 +103,8 @@ def mttt(
         )
         problem = _cast(problem, dtype)
         layers = None if weights is None else model.layers([w.to(dtype) for w in weights])
+        if layers is not None:
+            _check_layers(layers, queries.shape[1], queries.shape[3])
         loop = _Loop(model, problem, normalizer, closed_form, recorder)
         if strategy in ("minibatch", "online"):
             size = mini_batch_size if strategy == "minibatch" else 1
@@ -289,3 +291,20 @@ def _check_shapes(
             raise OperatorInputError(
                 f"mttt: expected {name} {list(shape)}, found {list(tensor.shape)}"
             )
+
+
+def _check_layers(layers: Layers, heads: int, width: int) -> None:
+    """Each layer reads what the one before gives, and the last gives a head's width."""
+    wide = width
+    for place, layer in enumerate(layers):
+        given = width if layer is layers[-1] else int(layer.weight.shape[-1])
+        expected = {"weight": (layer.weight, (heads, wide, given))}
+        if layer.bias is not None:
+            expected["bias"] = (layer.bias, (heads, given))
+        for name, (tensor, shape) in expected.items():
+            if tuple(tensor.shape) != shape:
+                raise OperatorInputError(
+                    f"mttt: expected {name} {list(shape)} in layer {place + 1} of the learner, "
+                    f"found {list(tensor.shape)}"
+                )
+        wide = given

@@ -109,7 +109,7 @@ def forward_pyramid(
     height, width = images_BCHW.shape[-2:]
     patch = model.settings.patch_size
     return tuple(
-        _resize(of_block[place], height, width, patch, stride)
+        resized_map(of_block[place], height, width, patch, stride)
         for place, stride in zip(places, strides, strict=True)
     )
 
@@ -136,15 +136,20 @@ def block_indices(depth: int, indices: int | Sequence[int] | None) -> list[int]:
     return [index % depth for index in indices]
 
 
-def _resize(
+def resized_map(
     map_BDhw: torch.Tensor, height: int, width: int, patch: int, stride: int
 ) -> torch.Tensor:
     """The map at another stride; the grid covers the padding, too, and so does what comes out, until
     it is cut to the image."""
     if stride == patch:
         return map_BDhw
-    covered = (map_BDhw.shape[2] * patch, map_BDhw.shape[3] * patch)
-    size = [-(-pixels // stride) for pixels in covered]
+    # Whole cells of the stride: else all of them would be stretched a little.
+    cells = stride // math.gcd(patch, stride)
+    rows, columns = map_BDhw.shape[2:]
+    more = (-rows % cells, -columns % cells)
+    if any(more):
+        map_BDhw = functional.pad(map_BDhw, (0, more[1], 0, more[0]), mode="replicate")
+    size = [side * patch // stride for side in map_BDhw.shape[2:]]
     resized = functional.interpolate(
         map_BDhw, size=size, mode="bilinear", align_corners=False, antialias=stride > patch
     )

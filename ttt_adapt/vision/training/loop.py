@@ -7,7 +7,6 @@ it; what is needed to resume lies in its ``checkpoints/``. Started again, the sa
 Shape legend: B images, C channels, H W pixels, K classes.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -25,9 +24,10 @@ from torch.nn import functional
 from ttt_adapt.errors import AdaptationError, SettingsError
 from ttt_adapt.runtime import derived_seed, keep_freed_memory, versions
 from ttt_adapt.settings import to_toml
-from ttt_adapt.storage import atomic_write, stable_hash, write_json
+from ttt_adapt.storage import atomic_write, write_json
 from ttt_adapt.training.checkpoint import load_checkpoint, save_checkpoint
 from ttt_adapt.training.schedule import learning_rate_factor
+from ttt_adapt.training.stopping import StopRequest
 from ttt_adapt.vision.data.batches import (
     Batch,
     TrainingBatches,
@@ -39,11 +39,10 @@ from ttt_adapt.vision.training.building import build_model
 from ttt_adapt.vision.training.evaluation import Classification, classify
 from ttt_adapt.vision.training.history import History
 from ttt_adapt.vision.training.optimizer import WeightAverage, build_optimizer
+from ttt_adapt.vision.training.planning import num_steps, run_key
 from ttt_adapt.vision.training.settings import VisionTrainSettings
 
 SETTINGS_FILE, RESULT_FILE = "train.toml", "result.json"
-# What may change between a checkpoint and its continuation: how often, not what.
-EXTENSIBLE = ("name", "validate_every", "log_every", "checkpoint_every", "num_workers")
 Progress = Callable[[int, int, str], None]
 """Receives steps done, steps in all, and what to say about it."""
 
@@ -92,6 +91,7 @@ def train(
         SettingsError: an unknown device.
         FingerprintMismatchError: ``folder`` holds a run with other settings.
         AdaptationError: the loss became NaN or infinite.
+        KeyboardInterrupt: on Ctrl-C, after the step and a checkpoint; on another at once.
     """
     if device not in {"auto", "cpu"}:
         raise SettingsError(f"device: expected auto or cpu to train on, found {device!r}")
@@ -99,12 +99,7 @@ def train(
     accelerator = Accelerator(mixed_precision="no", cpu=device == "cpu")
     say = report if accelerator.is_main_process else _say_nothing
     run = _Run(settings, folder, accelerator, say, progress)
-    try:
-        run.train(stop_after)
-    except KeyboardInterrupt:
-        run.save()
-        say(f"interrupted: saved after step {run.step}; the same command continues")
-        raise
+    run.train(stop_after)
     finished = run.step >= run.num_steps
     if finished:
         run.write_model()
@@ -112,34 +107,6 @@ def train(
     return VisionTrainResult(
         folder, run.step, finished, run.validation, run.average_validation, run.elapsed_s
     )
-
-
-def plan_training(settings: VisionTrainSettings) -> dict[str, Any]:
-    """What a run would do, without training: images, steps, parameters, memory.
-
-    Raises:
-        ImageError: the images are not there.
-        ModelError: no such model.
-    """
-    images = open_images(settings.data, training=True, seed=settings.seed)
-    with torch.device("meta"):
-        model = build_model(settings, len(images.classes), load=False)
-    num_parameters = sum(p.numel() for p in model.parameters())
-    copies = 4 + (settings.ema_decay is not None)
-    return {
-        "num_parameters": num_parameters,
-        "num_images": len(images),
-        "num_classes": len(images.classes),
-        "num_steps": num_steps(settings, max(1, len(images) // settings.batch_size)),
-        "images_per_step": settings.batch_size,
-        # Weights, gradients, two moments and the average; what layers keep for backward comes on top.
-        "state_bytes": 4 * copies * num_parameters,
-    }
-
-
-def num_steps(settings: VisionTrainSettings, steps_per_epoch: int) -> int:
-    """Outer steps of a run."""
-    return settings.num_steps or (settings.epochs or 1) * steps_per_epoch
 
 
 class _Run:
@@ -194,44 +161,65 @@ class _Run:
                 stream.write(to_toml(settings) + "\n")
 
     def train(self, stop_after: int | None) -> None:
-        settings = self.settings
         last = self.num_steps if stop_after is None else min(self.num_steps, stop_after)
         if self.step >= last:
             self._validate()
             return
         batches = self.batches.starting_at(self.step)
-        started, before, first = time.monotonic(), self.elapsed_s, self.step
-        every = settings.validate_every or self.batches.steps_per_epoch
+        clock, before, first = time.monotonic(), self.elapsed_s, self.step
         if self.step == 0:
             self._record_inner_losses()
-        while self.step < last:
-            rate = self._rate()
-            self.recent.append(self._outer_step(batches, rate))
-            self.step += 1
-            self.elapsed_s = before + time.monotonic() - started
-            ends = self.step == self.num_steps
-            validates = self.step % every == 0 or ends
-            if self.step % settings.log_every == 0 or validates:
-                row = {"step": self.step, "train_loss_nats": fmean(self.recent)}
-                row |= {"learning_rate": rate, "elapsed_s": self.elapsed_s}
-                row["epoch"] = self.step / self.batches.steps_per_epoch
-                self.recent = []
-                if validates:
-                    row |= self._validate()
-                self.history.rows.append(row)
-            if self.step % settings.checkpoint_every == 0 or self.step == last:
-                self.save()
-            if self.progress is not None:
-                self.progress(self.step, self.num_steps, settings.name)
-            if self.step % settings.log_every == 0 or self.step == last:
-                speed = (self.step - first) / max(1e-9, self.elapsed_s - before)
-                top1 = self.validation.top1 if self.validation else math.nan
-                self.report(
-                    f"step {self.step}/{self.num_steps}  "
-                    f"loss {self.history.last('train_loss_nats'):.3f}  top-1 {100 * top1:.1f} %  "
-                    f"{speed * settings.batch_size:,.0f} images/s  "
-                    f"{(self.num_steps - self.step) / speed / 60:.0f} min left"
-                )
+        stop = StopRequest(self.report)
+        with stop.listening():
+            while self.step < last:
+                rate = self._rate()
+                self.recent.append(self._outer_step(batches, rate))
+                self.step += 1
+                self.elapsed_s = before + time.monotonic() - clock
+                self._note(rate)
+                stops = self._agreed(stop.asked)
+                if self.step % self.settings.checkpoint_every == 0 or self.step == last or stops:
+                    self.save()
+                if self.progress is not None:
+                    self.progress(self.step, self.num_steps, self.settings.name)
+                if self.step % self.settings.log_every == 0 or self.step == last:
+                    self._tell((self.step - first) / max(1e-9, self.elapsed_s - before))
+                if stops:
+                    self.report(
+                        f"interrupted: saved after step {self.step}; the same command continues"
+                    )
+                    raise KeyboardInterrupt
+
+    def _agreed(self, asked: bool) -> bool:
+        """Whether any process was asked to stop: all of them do, after the same step."""
+        if self.num_processes == 1:
+            return asked
+        told = torch.tensor(float(asked), device=self.device)
+        return bool(self.accelerator.reduce(told, reduction="sum") > 0)
+
+    def _note(self, rate: float) -> None:
+        """A row of the history where one is due, with a validation where that is."""
+        every = self.settings.validate_every or self.batches.steps_per_epoch
+        validates = self.step % every == 0 or self.step == self.num_steps
+        if self.step % self.settings.log_every and not validates:
+            return
+        row = {"step": self.step, "train_loss_nats": fmean(self.recent)}
+        row |= {"learning_rate": rate, "elapsed_s": self.elapsed_s}
+        row["epoch"] = self.step / self.batches.steps_per_epoch
+        self.recent = []
+        if validates:
+            row |= self._validate()
+        self.history.rows.append(row)
+
+    def _tell(self, speed: float) -> None:
+        """Where the run is, at ``speed`` steps a second."""
+        top1 = self.validation.top1 if self.validation else math.nan
+        self.report(
+            f"step {self.step}/{self.num_steps}  "
+            f"loss {self.history.last('train_loss_nats'):.3f}  top-1 {100 * top1:.1f} %  "
+            f"{speed * self.settings.batch_size:,.0f} images/s  "
+            f"{(self.num_steps - self.step) / speed / 60:.0f} min left"
+        )
 
     def save(self) -> None:
         if not self.accelerator.is_main_process:
@@ -374,20 +362,6 @@ class _Run:
         self.history.inner_losses.append(
             {"step": self.step, "layers": [curve.losses.tolist() for curve in curves]}
         )
-
-
-def run_key(settings: VisionTrainSettings, classes: tuple[str, ...], num_images: int) -> str:
-    """What a checkpoint and the run that continues it must agree on."""
-    values = settings.model_dump(mode="json", exclude=set(EXTENSIBLE))
-    # The place of the images may change, the images not.
-    values["data"].pop("path")
-    return stable_hash({"settings": values, "classes": list(classes), "num_images": num_images})
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """``result.json`` of a finished run."""
-    found: dict[str, Any] = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
-    return found
 
 
 def _say_nothing(_: str) -> None:
