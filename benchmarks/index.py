@@ -1,6 +1,6 @@
 """How much of building an index is embedding, and what each FAISS index finds at what cost.
 
-    python benchmarks/index.py [--passages N] [--json]
+    python benchmarks/index.py [--passages N] [--json] [--write]
 
 Text: Python sources of the running interpreter's standard library, in passages of 1200 bytes.
 One build with MiniLM embeddings (where the `offline` extra or a cache has the model) and one with
@@ -28,10 +28,13 @@ from ttt_adapt.corpus import chunk_documents, read_documents
 from ttt_adapt.embedding import load_embedder
 from ttt_adapt.errors import TTTAdaptError
 from ttt_adapt.indexes import Index, IndexInfo, build_index, measure_recall
+from ttt_adapt.runtime import versions
+from ttt_adapt.storage import atomic_write, write_json
 from ttt_adapt.types import Embedder, Passage
 
 FACTORIES = ("Flat", "HNSW32", "IVF64,Flat", "IVF64,SQ8", "SQ8", "IVF64,PQ48x4fs")
 NUM_HELD_OUT = 100
+RESULTS = Path(__file__).parent / "results"
 K = 50
 
 
@@ -116,6 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passages", type=int, default=2000, help="passages to index")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--write", action="store_true", help="into benchmarks/results")
     arguments = parser.parse_args()
 
     # Queries are held-out passages spread over all of them; none is indexed.
@@ -140,24 +144,49 @@ def main() -> None:
             for number, factory in enumerate(FACTORIES):
                 place = Path(temporary) / f"factory-{number}"
                 factories.append(measured_factory(factory, passages, stored, queries, place))
-    result = {"k": K, "num_queries": len(held_out), "builds": builds, "factories": factories}
-    if arguments.json:
-        print(json.dumps(result, indent=1))
-        return
-    for name, build in builds.items():
-        stages = ", ".join(f"{stage} {value:.2f}" for stage, value in build["seconds"].items())
-        print(
-            f"{name} ({build['embedder']}): {build['passages']} passages in "
-            f"{build['total_s']:.1f} s, {build['passages_per_s']:.0f}/s; embedding is "
-            f"{build['embedding_share']:.1%} of it; peak {build['peak_rss_mb']:.0f} MB\n"
-            f"  seconds: {stages}"
+    result: dict[str, Any] = {
+        "k": K,
+        "num_queries": len(held_out),
+        "builds": builds,
+        "factories": factories,
+        "versions": versions(),
+    }
+    table = as_markdown(result)
+    if arguments.write:
+        write_json(RESULTS / "index.json", result)
+        with atomic_write(RESULTS / "index.md", "w") as stream:
+            stream.write(table)
+    print(json.dumps(result, indent=1) if arguments.json else table)
+
+
+def as_markdown(result: dict[str, Any]) -> str:
+    """The tables, for people."""
+    lines = [
+        "# Building an index, and searching it",
+        "",
+        "| embedder | passages | s | passages/s | embedding's share | peak MB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for build in result["builds"].values():
+        lines.append(
+            f"| {build['embedder']} | {build['passages']} | {build['total_s']:.1f} "
+            f"| {build['passages_per_s']:.0f} | {build['embedding_share']:.1%} "
+            f"| {build['peak_rss_mb']:.0f} |"
         )
-    print(f"{'factory':16} recall@{K}      ms/query  build s  FAISS MB")
-    for row in factories:
-        print(
-            f"{row['factory']:16} {row['recall']:.3f}          {row['ms_per_query']:8.2f}"
-            f" {row['build_s']:8.2f} {row['faiss_mb']:9.1f}"
+    lines += [
+        "",
+        f"Recall of the {result['k']} nearest, {result['num_queries']} queries, 95% interval:",
+        "",
+        "| index | recall | ms a query | build s | FAISS MB |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["factories"]:
+        low, high = row["recall_95"]
+        lines.append(
+            f"| {row['factory']} | {row['recall']:.3f} ({low:.3f} to {high:.3f}) "
+            f"| {row['ms_per_query']:.2f} | {row['build_s']:.2f} | {row['faiss_mb']:.1f} |"
         )
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
