@@ -199,6 +199,16 @@ def parse_assignments(assignments: list[str] | None) -> dict[str, Any]:
     return values
 
 
+def parse_numbers(text: str) -> list[int]:
+    """``0,1,2`` as whole numbers, none of them negative."""
+    from ttt_adapt.errors import SettingsError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise SettingsError(f"expected whole numbers separated by commas, found {text!r}")
+    return [int(part) for part in parts]
+
+
 def experiment(
     config: str | None,
     seed: int | None,

@@ -12,6 +12,7 @@ from ttt_adapt.cli.console import (
     guarded,
     jsonable,
     parse_assignments,
+    parse_numbers,
     print_json,
     print_table,
     progress_bar,
@@ -87,7 +88,7 @@ def compare(
     changes = {
         "model": model,
         "arms": _listed(arms),
-        "seeds": None if seeds is None else _numbers(seeds),
+        "seeds": None if seeds is None else parse_numbers(seeds),
         "selection.num_select": num_select,
         "training": None if training is None else read_config(GRPOSettings, training).model_dump(),
     }
@@ -159,7 +160,7 @@ def demo(
         run_demonstration,
     )
 
-    changes = {"arms": _listed(arms), "seeds": None if seeds is None else _numbers(seeds)}
+    changes = {"arms": _listed(arms), "seeds": None if seeds is None else parse_numbers(seeds)}
     given = {key: value for key, value in changes.items() if value is not None}
     settings = override(DemonstrationSettings(), given | parse_assignments(assignments))
     if dry_run:
@@ -207,12 +208,3 @@ def _listed(names: str | None) -> list[str] | None:
     if names is None:
         return None
     return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def _numbers(text: str) -> list[int]:
-    from ttt_adapt.errors import UserError
-
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--seeds: expected whole numbers as in 0,1,2; found {text!r}") from None

@@ -13,6 +13,7 @@ from ttt_adapt.cli.console import (
     Seed,
     guarded,
     parse_assignments,
+    parse_numbers,
     print_facts,
     print_json,
     print_table,
@@ -239,7 +240,7 @@ def bench(
     """
     from ttt_adapt.vision.scaling_settings import bench_plan
 
-    sides = _numbers(resolutions)
+    sides = parse_numbers(resolutions)
     plan = bench_plan(size, sides, batch_size, dtype, training=training)
     if dry_run:
         print_json(plan) if as_json else say(", ".join(f"{k}: {v}" for k, v in plan.items()))
@@ -315,7 +316,7 @@ def demo(
     """
     from ttt_adapt.vision.demonstration import demonstration_runs
 
-    chosen, numbers = [part.strip() for part in parts.split(",")], _numbers(seeds)
+    chosen, numbers = [part.strip() for part in parts.split(",")], parse_numbers(seeds)
     runs = demonstration_runs(chosen, seeds=numbers, num_steps=steps)
     if dry_run:
         total = sum(run.settings.num_steps or 0 for run in runs)
@@ -382,12 +383,3 @@ def _data_settings(
     if image_size is not None:
         changes["data.image_size"] = [image_size, image_size]
     return override(settings, changes | parse_assignments(assignments)).data
-
-
-def _numbers(text: str) -> list[int]:
-    from ttt_adapt.errors import SettingsError
-
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise SettingsError(f"expected whole numbers separated by commas, found {text!r}")
-    return [int(part) for part in parts]

@@ -298,7 +298,9 @@ def _check_layers(layers: Layers, heads: int, width: int) -> None:
     wide = width
     for place, layer in enumerate(layers):
         given = width if layer is layers[-1] else int(layer.weight.shape[-1])
-        expected = {"weight": (layer.weight, (heads, wide, given))}
+        expected: dict[str, tuple[torch.Tensor, tuple[int, ...]]] = {
+            "weight": (layer.weight, (heads, wide, given))
+        }
         if layer.bias is not None:
             expected["bias"] = (layer.bias, (heads, given))
         for name, (tensor, shape) in expected.items():
