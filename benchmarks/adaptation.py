@@ -2,14 +2,16 @@
 
     python benchmarks/adaptation.py [--repeats 4] [--json] [--write]
 
-Every arm learns the same 20 passages of about 350 tokens with AdamW, one step each, in the same
+Every arm learns the same 20 passages of 200 to 500 tokens with AdamW, one step each, in the same
 precision. The first turn is in float32 and untimed: all arms must arrive at the same loss on the
 same held-out text, to 1e-4. The timed turns are as people run it, under bfloat16 autocast where the
 processor has it; there ours rounds at other places, and the difference is printed. Arms take turns,
 so that whatever else the machine does hits all alike; ratios are medians over the turns. Ours and
-theirs live in a process each, for ours changes how its process allocates memory.
+theirs live in a process each, for ours changes how its process allocates memory; so do our inputs
+as long as they come, which shows what whole multiples of 64 tokens do to time and to memory.
 
     full          an Adapter's episode
+    as they come  the same, inputs not lengthened
     deepcopy      copy.deepcopy(model), torch.optim.AdamW, model(input_ids, labels).loss.backward()
     state dict    the same on the model itself, load_state_dict of a saved copy afterwards
     lora          an Adapter's episode
@@ -20,6 +22,8 @@ import argparse
 import copy
 import json
 import multiprocessing
+import random
+import resource
 import statistics
 import time
 import warnings
@@ -30,7 +34,7 @@ from typing import Any
 
 import torch
 
-from ttt_adapt.adaptation import create_adapter
+from ttt_adapt.adaptation import create_adapter, learning
 from ttt_adapt.adaptation.chunks import Curriculum, make_curriculum
 from ttt_adapt.adaptation.learning import chunk_loss
 from ttt_adapt.config import AdaptationSettings, ModelSettings
@@ -45,12 +49,14 @@ from ttt_adapt.storage import write_json
 from ttt_adapt.testing import sample_text, tiny_tokenizer
 
 NUM_STEPS = 20
-NUM_TOKENS = 350
+SHORTEST, LONGEST = 200, 500
+HELD_OUT_TOKENS = 350
 RESULTS = Path(__file__).parent / "results" / "adaptation.json"
 FULL = AdaptationSettings(method="full", optimizer="adamw", learning_rate=5e-5)
 LORA = AdaptationSettings(method="lora", optimizer="adamw", learning_rate=2e-4)
 SEED = 0
 OURS = ("full", "lora")
+UNEVEN = ("as they come",)
 THEIRS = ("deepcopy", "state dict", "peft")
 
 
@@ -86,19 +92,26 @@ class Bench:
 
     def texts(self, turn: int) -> tuple[list[str], Sequence[torch.Tensor]]:
         """The passages of a turn, and held-out tokens to compare the arms' final losses on."""
-        found = [self._passage(turn * 100 + i) for i in range(NUM_STEPS)]
+        lengths = random.Random(turn)
+        found = [
+            self._passage(turn * 100 + i, lengths.randint(SHORTEST, LONGEST))
+            for i in range(NUM_STEPS)
+        ]
         held_out = make_curriculum(
-            self.lm.tokenizer, [self._passage(turn * 100 + 90 + i) for i in range(4)],
-            max_length=NUM_TOKENS, epochs=1, most=4,
-        )  # fmt: skip
+            self.lm.tokenizer,
+            [self._passage(turn * 100 + 90 + i, HELD_OUT_TOKENS) for i in range(4)],
+            max_length=HELD_OUT_TOKENS,
+            epochs=1,
+            most=4,
+        )
         return found, held_out.chunks
 
-    def _passage(self, seed: int) -> str:
-        text = sample_text(seed, num_words=2 * NUM_TOKENS)
+    def _passage(self, seed: int, num_tokens: int) -> str:
+        text = sample_text(seed, num_words=2 * num_tokens)
         encoded = self.lm.tokenizer(
             text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
-        return text[: encoded["offset_mapping"][NUM_TOKENS - 1][1]]
+        return text[: encoded["offset_mapping"][num_tokens - 1][1]]
 
     def curriculum(self, texts: list[str]) -> Curriculum:
         return make_curriculum(
@@ -211,34 +224,40 @@ def load_bench_model() -> LanguageModel:
 
 def measure(num_repeats: int) -> dict[str, Any]:
     """Run every arm once in float32 and ``num_repeats`` times in turn."""
-    names = [*OURS, *THEIRS]
+    groups = (OURS, UNEVEN, THEIRS)
+    names = [name for group in groups for name in group]
     wall: dict[str, list[float]] = {name: [] for name in names}
     cpu: dict[str, list[float]] = {name: [] for name in names}
     losses: dict[str, list[float]] = {name: [] for name in names}
     context = multiprocessing.get_context("spawn")
-    ours, theirs = (
-        _Worker(context.Pipe(), group, context.Process) for group in (list(OURS), list(THEIRS))
-    )
-    facts = ours.ask("facts", 0)
-    theirs.ask("facts", 0)
+    workers = [_Worker(context.Pipe(), group, context.Process) for group in groups]
+    worker_of = {
+        name: worker for worker, group in zip(workers, groups, strict=True) for name in group
+    }
+    facts, *_ = [worker.ask("facts", 0) for worker in workers]
     for turn in range(num_repeats + 1):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            wall_s, cpu_s, loss = (ours if name in OURS else theirs).ask(name, turn)
+            wall_s, cpu_s, loss = worker_of[name].ask(name, turn)
             losses[name].append(loss)
             if turn:
                 wall[name].append(wall_s)
                 cpu[name].append(cpu_s)
-    for worker in (ours, theirs):
-        worker.ask("stop", 0)
-    pairs = [("full", "deepcopy"), ("full", "state dict"), ("lora", "peft")]
+    peaks = [worker.ask("stop", 0) for worker in workers]
+    pairs = [
+        ("full", "as they come"),
+        ("full", "deepcopy"),
+        ("full", "state dict"),
+        ("lora", "peft"),
+    ]
     return {
         **facts,
         "num_steps": NUM_STEPS,
-        "num_tokens": NUM_TOKENS,
+        "num_tokens": [SHORTEST, LONGEST],
         "num_repeats": num_repeats,
         "queries_per_minute": {n: round(60 / statistics.median(wall[n]), 2) for n in names},
         "cpu_s_per_query": {n: round(statistics.median(cpu[n]), 3) for n in names},
+        "peak_rss_mb": {", ".join(group): peak for group, peak in zip(groups, peaks, strict=True)},
         "final_loss_nats": {n: losses[n][-1] for n in names},
         "comparisons": [
             {
@@ -260,7 +279,7 @@ def measure(num_repeats: int) -> dict[str, Any]:
 class _Worker:
     """A process of its own: theirs must not profit from the allocator that ours asks for."""
 
-    def __init__(self, pipe: Any, names: list[str], process: Any) -> None:
+    def __init__(self, pipe: Any, names: Sequence[str], process: Any) -> None:
         self._pipe, remote = pipe
         self._process = process(target=_serve, args=(remote, names), daemon=True)
         self._process.start()
@@ -270,10 +289,13 @@ class _Worker:
         return self._pipe.recv()
 
 
-def _serve(pipe: Any, names: list[str]) -> None:
-    bench = Bench(adapters="full" in names)
+def _serve(pipe: Any, names: Sequence[str]) -> None:
+    bench = Bench(adapters=names != THEIRS)
+    if names == UNEVEN:
+        learning.LENGTHS = 1
     arms: dict[str, Callable[[int], tuple[Stopwatch, float]]] = {
         "full": bench.run_full,
+        "as they come": bench.run_full,
         "deepcopy": bench.run_deepcopy,
         "state dict": bench.run_state_dict,
         "lora": bench.run_lora,
@@ -282,7 +304,7 @@ def _serve(pipe: Any, names: list[str]) -> None:
     while True:
         name, turn = pipe.recv()
         if name == "stop":
-            pipe.send(None)
+            pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
             return
         if name == "facts":
             pipe.send(
@@ -315,12 +337,15 @@ def main() -> None:
         print(json.dumps(result, indent=1))
     else:
         print(
-            f"{result['model']}, {NUM_STEPS} steps of {NUM_TOKENS} tokens, autocast "
+            f"{result['model']}, {NUM_STEPS} steps of {SHORTEST} to {LONGEST} tokens, "
+            f"autocast "
             f"{result['autocast']}, {result['num_threads']} thread(s)"
         )
         for name, rate in result["queries_per_minute"].items():
             seconds = result["cpu_s_per_query"][name]
             print(f"  {name:<11} {rate:7.2f} queries/min   {seconds:6.3f} CPU s/query")
+        for group, peak in result["peak_rss_mb"].items():
+            print(f"  peak memory of the process for {group}: {peak} MB")
         for row in result["comparisons"]:
             print(
                 f"  {row['ours']} against {row['theirs']}: {row['wall_ratio']:.2f}x (wall), "

@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from ttt_adapt import testing
 from ttt_adapt.cli.main import app
 from ttt_adapt.config import CorpusSettings, load_settings, make_settings, to_toml
 from ttt_adapt.configs import config_path
@@ -41,17 +42,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def invoke(*arguments: str | Path) -> tuple[int, str, str]:
-    """In this process, for a process of its own takes seconds to start."""
-    result = CliRunner().invoke(app, ["convert", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.stdout, result.stderr
-
-
-def invoke_json(*arguments: str | Path) -> Any:
-    code, stdout, stderr = invoke(*arguments, "--json")
-    assert code == 0, stderr
-    return json.loads(stdout)
+invoke, invoke_json = partial(testing.invoke, "convert"), partial(testing.invoke_json, "convert")
 
 
 def test_the_installed_command_distils_and_saves(place: Path, tmp_path: Path) -> None:

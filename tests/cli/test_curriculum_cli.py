@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from ttt_adapt import testing
 from ttt_adapt.cli.main import app
 from ttt_adapt.curriculum import read_tasks
 from ttt_adapt.curriculum.demonstration import character_model, draw_tasks
@@ -33,10 +34,9 @@ COMPARISON = [
 
 
 def invoke(*arguments: object, code: int = 0) -> tuple[str, str]:
-    result = CliRunner().invoke(app, ["curriculum", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert result.exit_code == code, result.stderr
-    return result.stdout, result.stderr
+    found, stdout, stderr = testing.invoke("curriculum", *arguments)
+    assert found == code, stderr
+    return stdout, stderr
 
 
 def invoke_json(*arguments: object) -> Any:
@@ -141,9 +141,7 @@ def test_compare_and_report(place: Path, clean: Path, tmp_path: Path) -> None:
     assert found["num_evaluation"] == 3 and found["num_others"] == 1
     table, said = invoke(*arguments)
     assert "nearest" in table and "Best by" in said
-    drawn = CliRunner().invoke(app, ["report", str(out), "--json"])
-    assert drawn.exit_code == 0, drawn.stderr
-    page = Path(json.loads(drawn.stdout)["files"][0])
+    page = Path(testing.invoke_json("report", out)["files"][0])
     assert page == out / "report" / "report.html" and "<svg" in page.read_text()
 
 

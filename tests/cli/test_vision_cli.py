@@ -3,14 +3,13 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from ttt_adapt.cli.main import app
+from ttt_adapt import testing
 from ttt_adapt.configs import config_names, config_path
 from ttt_adapt.settings import load_settings
 from ttt_adapt.vision.training import VisionTrainSettings
@@ -21,16 +20,7 @@ FEW = (
 )  # fmt: skip
 
 
-def invoke(*arguments: str | Path) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["vision", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.stdout, result.stderr
-
-
-def invoke_json(*arguments: str | Path) -> Any:
-    code, stdout, stderr = invoke(*arguments, "--json")
-    assert code == 0, stderr
-    return json.loads(stdout)
+invoke, invoke_json = partial(testing.invoke, "vision"), partial(testing.invoke_json, "vision")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ttt_adapt.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from ttt_adapt.testing.commands import invoke, invoke_json
     from ttt_adapt.testing.language_models import (
         same_tensors,
         save_tiny_model,
@@ -31,6 +32,8 @@ __all__ = [
     "Reward",
     "imported_task",
     "imported_tasks",
+    "invoke",
+    "invoke_json",
     "own_tasks",
     "practise",
     "same_tensors",
@@ -53,6 +56,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
+        ".commands": ("invoke", "invoke_json"),
         ".language_models": (
             "same_tensors",
             "save_tiny_model",

@@ -16,7 +16,26 @@ from ttt_adapt.vision.mixers.projections import into_heads, new_projection, out_
 FeatureMap = Literal["identity", "elu"]
 
 
-class Attention(nn.Module):
+class Projected(nn.Module):
+    """Queries, keys and values in heads, and the projection out of them."""
+
+    def __init__(self, dim: int, num_heads: int, bias: bool) -> None:
+        super().__init__()
+        self.dim, self.num_heads = dim, num_heads
+        self.query = new_projection(dim, num_heads, bias)
+        self.key = new_projection(dim, num_heads, bias)
+        self.value = new_projection(dim, num_heads, bias)
+        self.out = new_projection(dim, num_heads, bias)
+
+    def project(self, tokens_BTD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """q, k and v, ``[B, N, T, d]`` each."""
+        return tuple(
+            into_heads(project(tokens_BTD), self.num_heads)
+            for project in (self.query, self.key, self.value)
+        )
+
+
+class Attention(Projected):
     """Multi-head self-attention, ``softmax(q kᵀ / √d) v``: a Nadaraya-Watson estimator whose kernel is
     ``exp(q · k / √d)`` (MTTT, section 4.2, has it without the √d).
 
@@ -32,19 +51,12 @@ class Attention(nn.Module):
     def __init__(
         self, dim: int, num_heads: int, *, bias: bool = True, scale: float | None = None
     ) -> None:
-        super().__init__()
-        self.dim, self.num_heads, self.scale = dim, num_heads, scale
-        self.query = new_projection(dim, num_heads, bias)
-        self.key = new_projection(dim, num_heads, bias)
-        self.value = new_projection(dim, num_heads, bias)
-        self.out = new_projection(dim, num_heads, bias)
+        super().__init__(dim, num_heads, bias)
+        self.scale = scale
 
     def forward(self, tokens_BTD: torch.Tensor) -> torch.Tensor:
         """``[B, T, D]`` to ``[B, T, D]``."""
-        q, k, v = (
-            into_heads(project(tokens_BTD), self.num_heads)
-            for project in (self.query, self.key, self.value)
-        )
+        q, k, v = self.project(tokens_BTD)
         found = functional.scaled_dot_product_attention(q, k, v, scale=self.scale)
         mixed: torch.Tensor = self.out(out_of_heads(found))
         return mixed
@@ -53,7 +65,7 @@ class Attention(nn.Module):
         return f"{self.dim}, num_heads={self.num_heads}"
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(Projected):
     """Linear attention ``φ(q) (φ(k)ᵀ v) / normalizer``, of linear time.
 
     Args:
@@ -77,24 +89,17 @@ class LinearAttention(nn.Module):
         normalizer: Literal["n", "n*d", "adaptive"] | None = None,
         bias: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(dim, num_heads, bias)
         if feature_map not in ("identity", "elu"):
             raise ModelError(f"expected a feature_map of identity or elu, found {feature_map!r}")
         if normalizer not in ("n", "n*d", "adaptive", None):
             raise ModelError(f"expected a normalizer of n, n*d or adaptive, found {normalizer!r}")
-        self.dim, self.num_heads, self.feature_map = dim, num_heads, feature_map
+        self.feature_map = feature_map
         self.normalizer = normalizer or ("adaptive" if feature_map == "elu" else "n*d")
-        self.query = new_projection(dim, num_heads, bias)
-        self.key = new_projection(dim, num_heads, bias)
-        self.value = new_projection(dim, num_heads, bias)
-        self.out = new_projection(dim, num_heads, bias)
 
     def forward(self, tokens_BTD: torch.Tensor) -> torch.Tensor:
         """``[B, T, D]`` to ``[B, T, D]``."""
-        q, k, v = (
-            into_heads(project(tokens_BTD), self.num_heads)
-            for project in (self.query, self.key, self.value)
-        )
+        q, k, v = self.project(tokens_BTD)
         dtype = torch.promote_types(q.dtype, torch.float32)
         with full_precision(q.device):
             # Sums over all tokens: in float32, whatever the model's dtype.
