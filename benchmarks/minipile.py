@@ -85,18 +85,18 @@ def main() -> int:
         }
 
     choose = options.out / "choose"
-    few = options.choose_per_subset
+    few, ends = options.choose_per_subset, (0, STEPS[-1])
     say("choosing the learning rate on validation texts")
     rates = {
-        rate: run("validation", few, (0, 20), rate, choose / f"rate-{rate:g}", "nearest")[
-            "nearest"
-        ][-1]
+        rate: run("validation", few, ends, rate, choose / f"rate-{rate:g}", "nearest")["nearest"][
+            -1
+        ]
         for rate in RATES
     }
     rate = min(rates, key=lambda key: rates[key])
     say("choosing λ on validation texts")
     names = [f"sift@{noise_var:g}" for noise_var in NOISE_VARS]
-    swept = run("validation", few, (0, 20), rate, choose / f"rate-{rate:g}", *names)
+    swept = run("validation", few, ends, rate, choose / f"rate-{rate:g}", *names)
     best = min(names, key=lambda name: swept[name][-1])
     say(f"learning rate {rate:g}, {best}; evaluating on test texts")
     arms = ["base", "random", "nearest", best, "in-context"]
@@ -169,9 +169,9 @@ def to_table(result: dict[str, Any]) -> str:
         (
             f"Model {result['model']}; first {result['max_bytes']:,} bytes of each text; "
             f"{result['num_passages']:,} passages of the train split; full fine-tuning, Adam "
-            f"{result['learning_rate']:g}, one step a passage, nearest first. Learning rate and λ were "
-            "chosen on validation texts. Bits per byte are corpus-level; intervals are 95%, paired by "
-            "text, of the last step's difference from the base."
+            f"{result['learning_rate']:g}, one step a passage in the order of picking. Learning "
+            "rate and λ were chosen on validation texts. Bits per byte are corpus-level; intervals "
+            "are 95%, paired by text, of the last step's difference from the base."
         ),
         "",
         "| arm | " + " | ".join(map(str, steps)) + " | of base | 95% interval | won/lost |",

@@ -172,8 +172,8 @@ class AdaptationSettings(Settings):
     max_grad_norm: Positive | None = None
     epochs: PositiveInt = 1
     order: Literal["nearest-first", "farthest-first", "as-selected", "random"] | None = None
-    """``None``: nearest first; ``fast-weights`` reads farthest first, so that the nearest is
-    freshest."""
+    """``None``: as selected, which for nearest neighbours is nearest first; ``fast-weights``
+    reads farthest first, so that the nearest is freshest."""
     max_length: PositiveInt | None = None
     """Tokens per training chunk; longer passages become several chunks, one step each.
     ``None``: the model's own limit."""

@@ -9,7 +9,6 @@ import torch
 from ttt_adapt.adaptation import (
     Reading,
     create_adapter,
-    listing_order,
     load_state,
     save_state,
 )
@@ -77,15 +76,6 @@ def test_other_orders_go_on_from_step_to_step(lm: LanguageModel, order: str) -> 
     for (_, value), count in zip(found, (2, 3), strict=True):
         assert value == pytest.approx(expected_score(lm, TEXTS[:count]), rel=1e-5)
     assert learned is not None and learned.num_tokens == len(tokens_of(lm, TEXTS[:3]))
-
-
-def test_passages_come_nearest_first_when_the_nearest_is_read_last() -> None:
-    assert listing_order("fast-weights", None) == "nearest-first"
-    assert listing_order("fast-weights", "farthest-first") == "nearest-first"
-    assert listing_order("fast-weights", "random") == "random"
-    assert listing_order("in-context", "random") == "nearest-first"
-    assert listing_order("full", "farthest-first") == "farthest-first"
-    assert listing_order("full", None) == "nearest-first"
 
 
 def test_a_long_passage_is_read_in_blocks(

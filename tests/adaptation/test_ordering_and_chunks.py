@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttt_adapt.adaptation import training_order
+from ttt_adapt.adaptation import listing_order, training_order
 from ttt_adapt.adaptation.chunks import make_curriculum, make_prefix
 from ttt_adapt.errors import SettingsError
 from ttt_adapt.testing import tiny_tokenizer
@@ -29,6 +29,24 @@ def test_orders() -> None:
     assert found.tolist() == training_order(np.ones(40), "random", 7).tolist()
     assert found.tolist() != training_order(np.zeros(40), "random", 8).tolist()
     assert training_order(np.zeros(0), "nearest-first", 0).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("method", "order", "expected"),
+    [
+        ("full", None, "as-selected"),
+        ("lora", None, "as-selected"),
+        ("full", "nearest-first", "nearest-first"),
+        ("full", "farthest-first", "farthest-first"),
+        ("in-context", None, "nearest-first"),
+        ("in-context", "random", "nearest-first"),
+        ("fast-weights", None, "nearest-first"),
+        ("fast-weights", "farthest-first", "nearest-first"),
+        ("fast-weights", "as-selected", "as-selected"),
+    ],
+)
+def test_order_each_method_wants(method: str, order: str | None, expected: str) -> None:
+    assert listing_order(method, order) == expected
 
 
 def test_order_refusals() -> None:

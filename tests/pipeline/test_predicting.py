@@ -101,6 +101,27 @@ def test_prefix_is_nearest_first_whatever_the_order_of_learning(
     assert found["full"] == sorted(found["full"])
 
 
+@pytest.mark.parametrize("selector", ["nearest", "sift"])
+def test_learning_goes_by_the_order_of_picking(
+    world: Path, settings: ExperimentSettings, lm: LanguageModel, selector: str
+) -> None:
+    text = sample_text(8, 30)
+    chosen = override(
+        settings,
+        {"selection.method": selector, "selection.num_select": 12, "selection.noise_var": 10.0},
+    )
+    picked = pipeline.select(
+        text, world / "index", selection=chosen.selection, retrieval=chosen.retrieval
+    )
+    learned = pipeline.predict(text, world / "index", settings=chosen, lm=lm).sources
+    expected = [source.passage_id for source in picked.sources()]
+    assert [source.passage_id for source in learned] == expected
+    scores = [source.score for source in learned]
+    # SIFT comes back to a passage after others; nearest neighbours are sorted as they come.
+    assert (scores == sorted(scores, reverse=True)) == (selector == "nearest")
+    assert (len(set(scores)) < len(scores)) == (selector == "sift")
+
+
 @pytest.mark.parametrize("text", ["", " \n\t"])
 def test_empty_text_is_refused(world: Path, settings: ExperimentSettings, text: str) -> None:
     with pytest.raises(UserError, match="empty"):

@@ -9,12 +9,16 @@ from ttt_adapt.types import FloatArray, IntArray
 def listing_order(method: str, order: str | None) -> str:
     """In which order an adapter wants its passages.
 
-    A prefix takes the nearest ones that fit; fast weights take the nearest of each step and turn
-    them round themselves.
+    Learning goes by the order of picking, which for nearest neighbours is nearest first, and
+    which spreads the repeats SIFT may pick: sorted by similarity they would all be learned in a
+    row. A prefix takes the nearest ones that fit; fast weights take the nearest of each step and
+    turn them round themselves.
     """
-    if method == "in-context" or (method == "fast-weights" and order == "farthest-first"):
+    if method == "in-context":
         return "nearest-first"
-    return order or "nearest-first"
+    if method == "fast-weights" and order in (None, "farthest-first"):
+        return "nearest-first"
+    return order or "as-selected"
 
 
 def training_order(scores: FloatArray, order: str, seed: int) -> IntArray:
@@ -23,7 +27,7 @@ def training_order(scores: FloatArray, order: str, seed: int) -> IntArray:
     Args:
         scores: float ``[n]`` similarities with the query, in order of picking.
         order: ``nearest-first`` (the paper's; the reverse is significantly worse),
-            ``farthest-first``, ``as-selected`` or ``random``. Ties: lowest position first.
+            ``farthest-first``, ``as-selected`` (SIFT's) or ``random``. Ties: lowest position first.
         seed: of ``random`` only.
 
     Returns:
