@@ -42,7 +42,7 @@ demo: $(VENV)/.demo-ready ## index this machine's Python source, adapt the bundl
 demo-curriculum: $(VENV)/.dev-ready ## a small model picks what to practise, practises by RL, gets better; ~4 min
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/ttt-adapt curriculum demo $(DEMO_OPTIONS)
 
-demo-vision: $(VENV)/.dev-ready ## train small MTTT and Vision-TTT models on digits and photographs, look inside
+demo-vision: $(VENV)/.dev-ready ## train small MTTT and Vision-TTT models on digits and photographs, look inside; ~20 min
 	$(OFFLINE) $(BIN)/ttt-adapt vision demo $(DEMO_OPTIONS)
 
 test: $(VENV)/.dev-ready ## run every test that needs no GPU
