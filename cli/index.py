@@ -30,6 +30,29 @@ app = typer.Typer(no_args_is_help=True, help="Build and inspect indexes over a c
 Folder = Annotated[Path, typer.Argument(help="The index's folder.", metavar="INDEX")]
 
 
+Format = Annotated[
+    str | None, typer.Option("--format", help="auto, jsonl, text, tree, parquet, arrow or hub.")
+]
+TextColumn = Annotated[str | None, typer.Option(help="Column that holds the text.")]
+Split = Annotated[str | None, typer.Option(help="Split of a hub data set.")]
+Include = Annotated[
+    list[str] | None, typer.Option("--include", help="Pattern of files to read in a folder.")
+]
+Exclude = Annotated[
+    list[str] | None, typer.Option("--exclude", help="Pattern of files to leave out.")
+]
+MaxDocuments = Annotated[int | None, typer.Option(help="Read at most so many.")]
+OnError = Annotated[str | None, typer.Option("--on-error", help="Malformed records: fail or skip.")]
+CorpusAssignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting of the corpus, e.g. --set corpus.id_column=url."),
+]
+IdPrefix = Annotated[
+    str | None,
+    typer.Option(help="Begins every document's id: for corpora whose files have the same names."),
+]
+
+
 @app.command()
 @guarded
 def build(
@@ -41,21 +64,14 @@ def build(
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to make.")] = ...,  # type: ignore[assignment]
-    format: Annotated[
-        str | None, typer.Option("--format", help="auto, jsonl, text, tree, parquet, arrow or hub.")
-    ] = None,
-    text_column: Annotated[str | None, typer.Option(help="Column that holds the text.")] = None,
-    split: Annotated[str | None, typer.Option(help="Split of a hub data set.")] = None,
-    include: Annotated[
-        list[str] | None, typer.Option("--include", help="Pattern of files to read in a folder.")
-    ] = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option("--exclude", help="Pattern of files to leave out.")
-    ] = None,
-    max_documents: Annotated[int | None, typer.Option(help="Read at most so many.")] = None,
-    on_error: Annotated[
-        str | None, typer.Option("--on-error", help="Malformed records: fail or skip.")
-    ] = None,
+    format: Format = None,
+    text_column: TextColumn = None,
+    split: Split = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    max_documents: MaxDocuments = None,
+    on_error: OnError = None,
+    id_prefix: IdPrefix = None,
     embedder: Annotated[
         str | None,
         typer.Option(
@@ -98,6 +114,7 @@ def build(
         corpus__exclude=tuple(exclude) if exclude else None,
         corpus__max_documents=max_documents,
         corpus__on_error=on_error,
+        corpus__id_prefix=id_prefix,
         chunks__size=chunk_size,
         chunks__unit=chunk_unit,
         chunks__overlap=chunk_overlap,
@@ -216,9 +233,15 @@ def verify(
 def add(
     folder: Folder,
     corpus: Annotated[str, typer.Argument(help="As for `index build`.")],
-    format: Annotated[str, typer.Option("--format", help="As for `index build`.")] = "auto",
-    text_column: Annotated[str, typer.Option(help="Column that holds the text.")] = "text",
-    on_error: Annotated[str, typer.Option(help="Malformed records: fail or skip.")] = "fail",
+    format: Format = None,
+    text_column: TextColumn = None,
+    split: Split = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    max_documents: MaxDocuments = None,
+    on_error: OnError = None,
+    id_prefix: IdPrefix = None,
+    assignments: CorpusAssignments = None,
     as_json: Json = False,
 ) -> None:
     """Add a corpus' documents to an index; documents it already holds are skipped.
@@ -226,14 +249,30 @@ def add(
     Example: ttt-adapt index add my-index more.jsonl
     """
     from ttt_adapt import pipeline
-    from ttt_adapt.config import CorpusSettings, make_settings
     from ttt_adapt.corpus import ReadProblems
+    from ttt_adapt.errors import SettingsError
 
-    settings = make_settings(
-        CorpusSettings,
-        {"path": corpus, "format": format, "text_column": text_column, "on_error": on_error},
-        where=corpus,
-    )
+    for assignment in assignments or ():
+        if not assignment.startswith("corpus."):
+            raise SettingsError(
+                f"--set {assignment}: expected a setting of corpus; how passages are cut and "
+                "embedded the index has settled"
+            )
+    settings = experiment(
+        None,
+        None,
+        assignments,
+        corpus__path=corpus,
+        corpus__format=format,
+        corpus__text_column=text_column,
+        corpus__split=split,
+        corpus__include=tuple(include) if include else None,
+        corpus__exclude=tuple(exclude) if exclude else None,
+        corpus__max_documents=max_documents,
+        corpus__on_error=on_error,
+        corpus__id_prefix=id_prefix,
+    ).corpus
+    assert settings is not None
     problems = ReadProblems()
     with progress_bar("reading") as update:
         info = pipeline.add_documents(
@@ -286,7 +325,7 @@ def _show_info(info: "IndexInfo", as_json: bool, folder: Path) -> None:
         "corpus": f"{corpus['path']}, cut at {chunks['size']} {chunks['unit']}",
         "seconds": ", ".join(f"{stage} {s:.1f}" for stage, s in info.seconds.items() if s >= 0.05),
         "continued": f"{info.num_resumed:,} passages were there" if info.num_resumed else "",
-        "left out": _count(info.num_skipped_documents, "documents were there already"),
+        "left out": _count(info.num_skipped_documents, "documents' ids were there already"),
         "note": " ".join(info.notes),
     }
     print_facts(str(folder), facts)

@@ -1,7 +1,9 @@
 """Adding documents to a finished index, which stays valid until the larger one replaces it."""
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from ttt_adapt.config import IndexSettings, make_settings
@@ -32,7 +34,8 @@ def add_to_index(
     *,
     progress: BuildProgress | None = None,
 ) -> IndexInfo:
-    """Append the documents whose ids the index does not have; the others are skipped and counted.
+    """Append the documents whose ids the index does not have; the others are skipped and counted,
+    and those of them whose text is not the index's.
 
     New passages become new shards after the old ones; the FAISS index is read, extended with the
     quantisers it was trained with, and written beside the old one; one rename of the manifest
@@ -80,6 +83,7 @@ def add_to_index(
             manifest,
             num_resumed=embedded.num_resumed,
             num_skipped_documents=len(new.skipped),
+            changed_documents=new.changed(),
         )
 
 
@@ -132,23 +136,45 @@ def _extend(
 
 
 class _NewDocuments:
-    """Passages of documents that an index does not hold; the ids of the others are kept."""
+    """Passages of documents that an index does not hold; digests of the others are kept."""
 
     def __init__(self, passages: Iterable[Passage], folder: Path, manifest: Manifest) -> None:
-        self.skipped: set[str] = set()
+        self.skipped: dict[str, bytes] = {}
         self._passages = passages
         self._present = KnownIds()
-        store = PassageStore(folder, manifest)
-        for shard in range(len(manifest.shard_rows)):
-            self._present.add(store.column(shard, "document_id"))
+        self._store = PassageStore(folder, manifest)
+        self._shards = range(len(manifest.shard_rows))
+        for shard in self._shards:
+            self._present.add(self._store.column(shard, "document_id"))
 
     def __iter__(self) -> Iterator[Passage]:
-        document_id, present = None, False
-        for passage in self._passages:
-            if passage.document_id != document_id:
-                document_id = passage.document_id
-                present = bool(self._present.contains([document_id])[0])
-            if present:
-                self.skipped.add(passage.document_id)
+        for document_id, passages in groupby(self._passages, key=lambda p: p.document_id):
+            if self._present.contains([document_id])[0]:
+                self.skipped[document_id] = _digest(passage.text for passage in passages)
             else:
-                yield passage
+                yield from passages
+
+    def changed(self) -> list[str]:
+        """The skipped documents whose text in the index is another one."""
+        changed = []
+        for document_id, rows in groupby(self._stored(), key=lambda row: row[0]):
+            digest = self.skipped.get(document_id)
+            if digest is not None and digest != _digest(text for _, text in rows):
+                changed.append(document_id)
+        return changed
+
+    def _stored(self) -> Iterator[tuple[str, str]]:
+        if self.skipped:
+            for shard in self._shards:
+                columns = (self._store.column(shard, name) for name in ("document_id", "text"))
+                yield from zip(*columns, strict=True)
+
+
+def _digest(texts: Iterable[str]) -> bytes:
+    found = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        raw = text.encode()
+        # A text's length, or else where it ended would not be told.
+        found.update(len(raw).to_bytes(8, "little"))
+        found.update(raw)
+    return found.digest()

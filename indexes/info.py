@@ -1,7 +1,7 @@
 """What people and other rooms may know about an index."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ class IndexInfo:
         seconds: by stage of the last build or addition: ``read`` (the corpus), ``embed``,
             ``store``, ``train``, ``add``, ``write``; empty where unknown.
         num_resumed: passages that the last build found already embedded.
-        num_skipped_documents: documents the last addition left out, being present already.
+        num_skipped_documents: documents the last addition left out, their ids being present already.
+        num_changed_documents: of these, how many have another text than the one present.
     """
 
     num_passages: int
@@ -59,6 +60,7 @@ class IndexInfo:
     seconds: Mapping[str, float] = field(default_factory=dict)
     num_resumed: int = 0
     num_skipped_documents: int = 0
+    num_changed_documents: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values."""
@@ -71,9 +73,16 @@ def index_info(
     *,
     num_resumed: int = 0,
     num_skipped_documents: int = 0,
+    changed_documents: Sequence[str] = (),
 ) -> IndexInfo:
     """Facts about the finished index in ``folder``."""
     notes = []
+    if changed_documents:
+        notes.append(
+            f"{len(changed_documents):,} of the documents left out have another text than the index "
+            f"has under their id ({changed_documents[0]!r} the first): if they come from another "
+            "corpus, add it again with an id_prefix; if they were edited, build the index anew"
+        )
     if manifest.num_passages >= OUTGROWN_FACTOR * manifest.num_built_passages:
         notes.append(
             f"grown from {manifest.num_built_passages} to {manifest.num_passages} passages since "
@@ -100,6 +109,7 @@ def index_info(
         seconds=_read_timings(folder),
         num_resumed=num_resumed,
         num_skipped_documents=num_skipped_documents,
+        num_changed_documents=len(changed_documents),
     )
 
 

@@ -55,6 +55,8 @@ class CorpusSettings(Settings):
     format: Literal["auto", "jsonl", "text", "tree", "parquet", "arrow", "hub"] = "auto"
     text_column: str = "text"
     id_column: str | None = None
+    id_prefix: str = ""
+    """Put before every document's id: tells corpora apart whose files have the same names."""
     subset_column: str | None = None
     """Column (dots descend, e.g. ``meta.pile_set_name``) that names a document's subset.
     ``None`` looks for ``meta.pile_set_name`` and then ``subset``."""

@@ -41,6 +41,14 @@ def compress(data: bytes, suffix: str) -> bytes:
     return gzip.compress(data) if suffix.endswith(".gz") else data
 
 
+def test_a_prefix_begins_every_id(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(lines([{"text": "a", "id": "own"}, {"text": "b"}, {"text": "c", "id": "own"}]))
+    found = read(path, id_prefix="2026/")
+    assert [d.id for d in found] == ["2026/own", "2026/train.jsonl:2", "2026/train.jsonl:3"]
+    assert [d.source for d in found] == ["train.jsonl:1", "train.jsonl:2", "train.jsonl:3"]
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst", ".jsonl.gz", ".ndjson"])
 def test_pile_format(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"train{suffix}"

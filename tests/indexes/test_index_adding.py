@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,22 @@ def test_nothing_new(tmp_path: Path) -> None:
     assert (info.num_passages, info.num_skipped_documents, info.num_additions) == (300, 100, 0)
     assert add_to_index(tmp_path, iter(()), HashedWords(16)).num_passages == 300
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_documents_left_out_with_another_text_are_counted(tmp_path: Path) -> None:
+    build(tmp_path)
+    passages = list(sample_passages(110, first=90))
+    # Document 99 ends otherwise; document 98 has lost its last passage.
+    edited = [*passages[:26], *passages[27:29], replace(passages[29], text="x"), *passages[30:]]
+    info = add_to_index(tmp_path, edited, HashedWords(16))
+    assert (info.num_skipped_documents, info.num_changed_documents) == (10, 2)
+    assert info.num_documents == 200
+    (note,) = info.notes
+    assert note.startswith("2 of the documents left out have another text")
+    assert repr(passages[24].document_id) in note and "id_prefix" in note
+    again = add_to_index(tmp_path, sample_passages(200), HashedWords(16))
+    assert (again.num_skipped_documents, again.num_changed_documents) == (200, 0)
+    assert again.notes == ()
 
 
 def test_outgrown_indexes_say_so(tmp_path: Path) -> None:

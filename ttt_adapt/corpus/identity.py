@@ -15,9 +15,11 @@ class Identities:
         labels: of the corpus' files.
         required: whether ids come from ``id_column``: then a repeated one is malformed input.
             Ids found without being asked for give way to positions when they repeat.
+        prefix: begins every id.
     """
 
-    def __init__(self, labels: Collection[str], *, required: bool) -> None:
+    def __init__(self, labels: Collection[str], *, required: bool, prefix: str = "") -> None:
+        self._prefix = prefix
         self._labels = frozenset(labels)
         self._required = required
         self._seen: set[str] = set()
@@ -28,6 +30,9 @@ class Identities:
         Raises:
             Malformed: its required id is another record's already.
         """
+        return self._prefix + self._unprefixed(record)
+
+    def _unprefixed(self, record: Record) -> str:
         own = record.own_id
         if own is None:
             return record.position_id

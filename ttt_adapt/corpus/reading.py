@@ -46,7 +46,9 @@ def read_documents(
 
 def _documents(settings: CorpusSettings, place: Place, found: ReadProblems) -> Iterator[Document]:
     labels = [hub_label(settings)] if place.format == "hub" else [f.label for f in place.files]
-    identities = Identities(labels, required=settings.id_column is not None)
+    identities = Identities(
+        labels, required=settings.id_column is not None, prefix=settings.id_prefix
+    )
     before = replace(found, problems=[])
     first: Problem | None = None
     num_documents = 0
