@@ -101,25 +101,22 @@ def test_add_and_verify(world: Path, tmp_path: Path) -> None:
     assert damaged.name in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_add_a_corpus_of_the_same_names(world: Path, tmp_path: Path) -> None:
-    index, other = tmp_path / "index", tmp_path / "other"
-    common = ("--embedder", "hashing", "--chunk-size", "120")
-    built = run_json("index", "build", world / "test.jsonl", "-o", index, *common)
-    other.mkdir()
-    rows = [{"text": f"quite another text, number {number}"} for number in range(4)]
-    (other / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    same = run_json("index", "add", index, world / "test.jsonl")
-    assert same["num_skipped_documents"] == built["num_documents"]
-    assert same["num_changed_documents"] == 0
-    done = run("index", "add", index, other / "test.jsonl", "--max-documents", "3")
-    assert done.returncode == 0 and "add it again with an id_prefix" in " ".join(
-        done.stdout.split()
-    )
-    kept = run_json("index", "add", index, other / "test.jsonl", "--set", "corpus.max_documents=3")
-    assert kept["num_documents"] == built["num_documents"] and kept["num_changed_documents"] == 3
-    added = run_json("index", "add", index, other / "test.jsonl", "--id-prefix", "other/")
+def test_add_a_corpus_of_the_same_names(tmp_path: Path) -> None:
+    index, corpora = tmp_path / "index", [tmp_path / name / "x.jsonl" for name in ("one", "two")]
+    for corpus in corpora:
+        corpus.parent.mkdir()
+        rows = [{"text": f"text {number} of corpus {corpus.parent.name}"} for number in range(4)]
+        corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    built = run_json("index", "build", corpora[0], "-o", index, "--embedder", "hashing")
+    same = run_json("index", "add", index, corpora[0])
+    assert (same["num_skipped_documents"], same["num_changed_documents"]) == (4, 0)
+    done = run("index", "add", index, corpora[1], "--max-documents", "3")
+    assert done.returncode == 0 and "again with an id_prefix" in " ".join(done.stdout.split())
+    kept = run_json("index", "add", index, corpora[1], "--set", "corpus.max_documents=3")
+    assert (kept["num_documents"], kept["num_changed_documents"]) == (built["num_documents"], 3)
+    added = run_json("index", "add", index, corpora[1], "--id-prefix", "two/")
     assert added["num_documents"] == built["num_documents"] + 4
-    refused = run("index", "add", index, other, "--set", "chunks.size=60")
+    refused = run("index", "add", index, corpora[1], "--set", "chunks.size=60")
     assert refused.returncode == 2 and "expected a setting of corpus" in refused.stderr
 
 
