@@ -64,13 +64,14 @@ def make_curriculum(
 def make_prefix(tokenizer: Any, texts: Sequence[str], *, max_tokens: int) -> tuple[int, ...]:
     """Token ids of ``texts`` (nearest first) to read before a query: the nearest one last.
 
-    Passages are separated, and ended, by an empty line. When there are more than ``max_tokens``
+    Passages are separated, and ended, by an empty line. A text that comes again, as a copy in the
+    corpus or as one of SIFT's repeats, is read once. When there are more than ``max_tokens``
     tokens, the farthest passages go first; the last that fits in part is cut at its left. The
     beginning token is not included.
     """
     separator = _token_ids(tokenizer, _SEPARATOR)
     found: list[int] = []
-    for text in texts:
+    for text in dict.fromkeys(texts):
         if len(found) >= max_tokens:
             break
         found = [*_token_ids(tokenizer, text), *separator, *found]
