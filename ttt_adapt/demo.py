@@ -28,12 +28,12 @@ from ttt_adapt.runtime import derived_seed, num_cpus
 from ttt_adapt.storage import atomic_write, sha256_bytes
 from ttt_adapt.types import Report
 
-CORPUS_BYTES = 2_600_000
+CORPUS_BYTES = 2_400_000
 QUERY_BYTES = 1500
-NUM_VALIDATION, NUM_TEST = 6, 14
+NUM_VALIDATION, NUM_TEST = 6, 12
 STEPS = (0, 1, 5, 10, 20)
-RATES = (3e-4, 1e-3)
-NOISE_VARS = (0.03, 0.1, 1.0)
+RATES = (1e-4, 3e-4)
+NOISE_VARS = (0.1, 1.0, 3.0)
 
 PACKAGES = (
     "pip/_vendor/rich", "rich", "pip/_vendor/urllib3", "urllib3", "pip/_vendor/requests",
