@@ -12,6 +12,7 @@ import argparse
 import json
 import shutil
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ttt_adapt.config import (
 from ttt_adapt.corpus import ReadProblems
 from ttt_adapt.evaluation import compare, read_results, write_report
 from ttt_adapt.storage import write_json
+from ttt_adapt.types import Prediction
 
 STEPS = (0, 1, 5, 10, 20, 50)
 RATES = (5e-5, 1e-4, 2e-4, 5e-4)
@@ -106,10 +108,8 @@ def main() -> int:
     pages = write_report(
         list(folders.values()), options.out / "report", title="mini-Pile test texts"
     )
-    found = compare(
-        {name: read_results(folder / "results.jsonl") for name, folder in folders.items()},
-        baseline="nearest",
-    )
+    results = {name: read_results(folder / "results.jsonl") for name, folder in folders.items()}
+    found = compare(results, baseline="nearest")
     result: dict[str, Any] = {
         "model": options.model,
         "num_texts": found.num_shared,
@@ -136,6 +136,7 @@ def main() -> int:
             }
             for row in found.rows
         ],
+        "domains": shares_by_domain(results),
     }
     table = to_table(result)
     print(json.dumps(result, indent=1) if options.json else table)
@@ -147,6 +148,19 @@ def main() -> int:
             if page.suffix == ".png":
                 shutil.copy(page, RESULTS / f"minipile-{page.name}")
     return 0
+
+
+def shares_by_domain(results: dict[str, list[Prediction]]) -> dict[str, dict[str, float]]:
+    """Bits after the last step as a share of those before the first, by domain and arm."""
+    found: dict[str, dict[str, float]] = {}
+    for arm, predictions in results.items():
+        before, after = defaultdict[str, float](float), defaultdict[str, float](float)
+        for prediction in predictions:
+            before[prediction.subset] += prediction.scores[0].nats
+            after[prediction.subset] += prediction.scores[-1].nats
+        for domain in sorted(before):
+            found.setdefault(domain, {})[arm] = after[domain] / before[domain]
+    return found
 
 
 def interval(name: str, found: Any) -> dict[str, float]:
@@ -187,6 +201,20 @@ def to_table(result: dict[str, Any]) -> str:
             f"{last['wins_base']}/{last['losses_base']}",
         ]
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    lines += ["", "Difference from nearest, 95% interval, by step:", ""]
+    lines += [f"| arm | {' | '.join(map(str, steps))} |", "|---|" + "---|" * len(steps)]
+    for arm in dict.fromkeys(row["arm"] for row in result["rows"] if "low_to_nearest" in row):
+        cells = [
+            f"{row['low_to_nearest']:+.4f} … {row['high_to_nearest']:+.4f}"
+            for row in result["rows"]
+            if row["arm"] == arm
+        ]
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    arms = list(dict.fromkeys(row["arm"] for row in result["rows"]))
+    lines += ["", "By domain, of the base after the last step:", ""]
+    lines += [f"| domain | {' | '.join(arms)} |", "|---|" + "---|" * len(arms)]
+    for domain, shares in result["domains"].items():
+        lines.append(f"| {domain} | {' | '.join(f'{shares[arm]:.1%}' for arm in arms)} |")
     failed = {name: count for name, count in result["num_failed"].items() if count}
     lines += ["", f"Failed queries: {failed or 'none'}."]
     return "\n".join(lines) + "\n"

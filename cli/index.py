@@ -34,14 +34,6 @@ Format = Annotated[
     str | None, typer.Option("--format", help="auto, jsonl, text, tree, parquet, arrow or hub.")
 ]
 TextColumn = Annotated[str | None, typer.Option(help="Column that holds the text.")]
-Split = Annotated[str | None, typer.Option(help="Split of a hub data set.")]
-Include = Annotated[
-    list[str] | None, typer.Option("--include", help="Pattern of files to read in a folder.")
-]
-Exclude = Annotated[
-    list[str] | None, typer.Option("--exclude", help="Pattern of files to leave out.")
-]
-MaxDocuments = Annotated[int | None, typer.Option(help="Read at most so many.")]
 OnError = Annotated[str | None, typer.Option("--on-error", help="Malformed records: fail or skip.")]
 CorpusAssignments = Annotated[
     list[str] | None,
@@ -66,10 +58,14 @@ def build(
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to make.")] = ...,  # type: ignore[assignment]
     format: Format = None,
     text_column: TextColumn = None,
-    split: Split = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    max_documents: MaxDocuments = None,
+    split: Annotated[str | None, typer.Option(help="Split of a hub data set.")] = None,
+    include: Annotated[
+        list[str] | None, typer.Option("--include", help="Pattern of files to read in a folder.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", help="Pattern of files to leave out.")
+    ] = None,
+    max_documents: Annotated[int | None, typer.Option(help="Read at most so many.")] = None,
     on_error: OnError = None,
     id_prefix: IdPrefix = None,
     embedder: Annotated[
@@ -235,10 +231,6 @@ def add(
     corpus: Annotated[str, typer.Argument(help="As for `index build`.")],
     format: Format = None,
     text_column: TextColumn = None,
-    split: Split = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    max_documents: MaxDocuments = None,
     on_error: OnError = None,
     id_prefix: IdPrefix = None,
     assignments: CorpusAssignments = None,
@@ -265,10 +257,6 @@ def add(
         corpus__path=corpus,
         corpus__format=format,
         corpus__text_column=text_column,
-        corpus__split=split,
-        corpus__include=tuple(include) if include else None,
-        corpus__exclude=tuple(exclude) if exclude else None,
-        corpus__max_documents=max_documents,
         corpus__on_error=on_error,
         corpus__id_prefix=id_prefix,
     ).corpus

@@ -155,7 +155,7 @@ class _NewDocuments:
                 yield from passages
 
     def changed(self) -> list[str]:
-        """The skipped documents whose text in the index is another one."""
+        """The skipped documents whose text in the index is another one; reads their shards' text."""
         changed = []
         for document_id, rows in groupby(self._stored(), key=lambda row: row[0]):
             digest = self.skipped.get(document_id)
@@ -164,10 +164,10 @@ class _NewDocuments:
         return changed
 
     def _stored(self) -> Iterator[tuple[str, str]]:
-        if self.skipped:
-            for shard in self._shards:
-                columns = (self._store.column(shard, name) for name in ("document_id", "text"))
-                yield from zip(*columns, strict=True)
+        for shard in self._shards if self.skipped else ():
+            ids = self._store.column(shard, "document_id")
+            if not self.skipped.keys().isdisjoint(ids):
+                yield from zip(ids, self._store.column(shard, "text"), strict=True)
 
 
 def _digest(texts: Iterable[str]) -> bytes:

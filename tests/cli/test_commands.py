@@ -110,7 +110,7 @@ def test_add_a_corpus_of_the_same_names(tmp_path: Path) -> None:
     built = run_json("index", "build", corpora[0], "-o", index, "--embedder", "hashing")
     same = run_json("index", "add", index, corpora[0])
     assert (same["num_skipped_documents"], same["num_changed_documents"]) == (4, 0)
-    done = run("index", "add", index, corpora[1], "--max-documents", "3")
+    done = run("index", "add", index, corpora[1], "--set", "corpus.max_documents=3")
     assert done.returncode == 0 and "again with an id_prefix" in " ".join(done.stdout.split())
     kept = run_json("index", "add", index, corpora[1], "--set", "corpus.max_documents=3")
     assert (kept["num_documents"], kept["num_changed_documents"]) == (built["num_documents"], 3)

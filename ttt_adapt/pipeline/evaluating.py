@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ttt_adapt.adaptation import listing_order
 from ttt_adapt.config import ExperimentSettings, to_toml
 from ttt_adapt.corpus import ReadProblems, read_documents
 from ttt_adapt.errors import SelectionError, SettingsError
@@ -199,6 +200,7 @@ def _open_ledger(
         "retrieval": resolved.retrieval.model_dump(mode="json"),
         "selection": arm.selection.model_dump(mode="json"),
         "adaptation": arm.adaptation.model_dump(mode="json"),
+        "order": listing_order(arm.adaptation.method, arm.adaptation.order),
         "scoring": resolved.scoring.model_dump(mode="json"),
         "evaluation": resolved.evaluation.model_dump(
             mode="json", include={"protocol", "steps", "max_bytes"}
