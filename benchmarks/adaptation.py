@@ -337,13 +337,12 @@ def main() -> None:
         print(json.dumps(result, indent=1))
     else:
         print(
-            f"{result['model']}, {NUM_STEPS} steps of {SHORTEST} to {LONGEST} tokens, "
-            f"autocast "
+            f"{result['model']}, {NUM_STEPS} steps of {SHORTEST} to {LONGEST} tokens, autocast "
             f"{result['autocast']}, {result['num_threads']} thread(s)"
         )
         for name, rate in result["queries_per_minute"].items():
             seconds = result["cpu_s_per_query"][name]
-            print(f"  {name:<11} {rate:7.2f} queries/min   {seconds:6.3f} CPU s/query")
+            print(f"  {name:<12} {rate:7.2f} queries/min   {seconds:6.3f} CPU s/query")
         for group, peak in result["peak_rss_mb"].items():
             print(f"  peak memory of the process for {group}: {peak} MB")
         for row in result["comparisons"]:
