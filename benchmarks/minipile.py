@@ -6,6 +6,9 @@ DATA holds Pile-format files ``train-*.jsonl.zst``, ``validation.jsonl.zst`` and
 ``test.jsonl.zst``. Passages come from train; the learning rate and λ are chosen on validation
 texts; the table is about test texts. Interrupted at any point, the same command continues.
 ``--write`` puts the table and the report's pictures into ``benchmarks/results/``.
+
+``--adapter fast-weights --model ttt-linear-7m`` asks the same of a model of TTT layers that reads the
+passages instead of being trained on them; there is no learning rate to choose then.
 """
 
 import argparse
@@ -31,7 +34,7 @@ from ttt_adapt.evaluation import compare, read_results, write_report
 from ttt_adapt.storage import write_json
 from ttt_adapt.types import Prediction
 
-STEPS = (0, 1, 5, 10, 20, 50)
+STEPS = "0,1,5,10,20,50"
 RATES = (5e-5, 1e-4, 2e-4, 5e-4)
 NOISE_VARS = (0.03, 0.1, 0.3, 1.0, 3.0)
 RESULTS = Path(__file__).parent / "results"
@@ -43,6 +46,8 @@ def main() -> int:
     parser.add_argument("data", type=Path, help="folder of the data set")
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/minipile"))
     parser.add_argument("--model", default="llama-7m")
+    parser.add_argument("--adapter", default="full", choices=["full", "fast-weights"])
+    parser.add_argument("--steps", type=whole_numbers, default=STEPS, help="passages, ascending")
     parser.add_argument("--per-subset", type=int, default=20, help="test texts per domain")
     parser.add_argument("--choose-per-subset", type=int, default=2, help="validation texts")
     parser.add_argument("--max-bytes", type=int, default=2000, help="scored of each text")
@@ -54,6 +59,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="into benchmarks/results")
     options = parser.parse_args()
 
+    steps, reads = options.steps, options.adapter == "fast-weights"
     index = options.out / "index"
     corpus = CorpusSettings(
         path=str(options.data / "train-*.jsonl.zst"), max_documents=options.max_documents
@@ -63,16 +69,16 @@ def main() -> int:
     opened = pipeline.open_index(index)
 
     def run(
-        split: str, per_subset: int, steps: tuple[int, ...], rate: float, out: Path, *arms: str
+        split: str, per_subset: int, at: tuple[int, ...], rate: float | None, out: Path, *arms: str
     ) -> dict[str, list[float]]:
         settings = ExperimentSettings(
             model=ModelSettings(name=options.model),
             data=CorpusSettings(path=str(options.data / f"{split}.jsonl.zst")),
-            retrieval=RetrievalSettings(num_candidates=200),
-            selection=SelectionSettings(num_select=steps[-1]),
-            adaptation=AdaptationSettings(learning_rate=rate),
+            retrieval=RetrievalSettings(num_candidates=max(200, at[-1])),
+            selection=SelectionSettings(num_select=at[-1]),
+            adaptation=AdaptationSettings(method=options.adapter, learning_rate=rate),
             evaluation=EvaluationSettings(
-                steps=steps,
+                steps=at,
                 per_subset=per_subset,
                 max_bytes=options.max_bytes,
                 protocol=options.protocol,
@@ -87,22 +93,23 @@ def main() -> int:
         }
 
     choose = options.out / "choose"
-    few, ends = options.choose_per_subset, (0, STEPS[-1])
-    say("choosing the learning rate on validation texts")
-    rates = {
-        rate: run("validation", few, ends, rate, choose / f"rate-{rate:g}", "nearest")["nearest"][
-            -1
-        ]
-        for rate in RATES
-    }
-    rate = min(rates, key=lambda key: rates[key])
+    few, ends = options.choose_per_subset, (0, steps[-1])
+    rates: dict[float, float] = {}
+    rate, kind = None, "read"
+    if not reads:
+        say("choosing the learning rate on validation texts")
+        for one in RATES:
+            found_there = run("validation", few, ends, one, choose / f"rate-{one:g}", "nearest")
+            rates[one] = found_there["nearest"][-1]
+        rate = min(rates, key=lambda key: rates[key])
+        kind = f"rate-{rate:g}"
     say("choosing λ on validation texts")
     names = [f"sift@{noise_var:g}" for noise_var in NOISE_VARS]
-    swept = run("validation", few, ends, rate, choose / f"rate-{rate:g}", *names)
+    swept = run("validation", few, ends, rate, choose / kind, *names)
     best = min(names, key=lambda name: swept[name][-1])
-    say(f"learning rate {rate:g}, {best}; evaluating on test texts")
+    say(f"{kind}, {best}; evaluating on test texts")
     arms = ["base", "random", "nearest", best, "in-context"]
-    run("test", options.per_subset, STEPS, rate, options.out / "test", *arms)
+    run("test", options.per_subset, steps, rate, options.out / "test", *arms)
 
     folders = {name: options.out / "test" / name for name in arms}
     pages = write_report(
@@ -112,6 +119,7 @@ def main() -> int:
     found = compare(results, baseline="nearest")
     result: dict[str, Any] = {
         "model": options.model,
+        "adapter": options.adapter,
         "num_texts": found.num_shared,
         "num_failed": dict(found.num_failed),
         "num_passages": info.num_passages,
@@ -142,11 +150,12 @@ def main() -> int:
     print(json.dumps(result, indent=1) if options.json else table)
     if options.write:
         RESULTS.mkdir(exist_ok=True)
-        write_json(RESULTS / "minipile.json", result)
-        (RESULTS / "minipile.md").write_text(table, encoding="utf-8")
+        name = "minipile-fast-weights" if reads else "minipile"
+        write_json(RESULTS / f"{name}.json", result)
+        (RESULTS / f"{name}.md").write_text(table, encoding="utf-8")
         for page in pages:
             if page.suffix == ".png":
-                shutil.copy(page, RESULTS / f"minipile-{page.name}")
+                shutil.copy(page, RESULTS / f"{name}-{page.name}")
     return 0
 
 
@@ -177,15 +186,21 @@ def interval(name: str, found: Any) -> dict[str, float]:
 def to_table(result: dict[str, Any]) -> str:
     """Arms by steps in Markdown."""
     steps = sorted({row["step"] for row in result["rows"]})
+    if result["adapter"] == "fast-weights":
+        how = "read by TTT layers, the nearest last. λ was"
+    else:
+        how = (
+            f"full fine-tuning, Adam {result['learning_rate']:g}, one step a passage in the order "
+            "of picking. Learning rate and λ were"
+        )
     lines = [
         f"# {result['num_texts']} test texts, protocol {result['protocol']}",
         "",
         (
             f"Model {result['model']}; first {result['max_bytes']:,} bytes of each text; "
-            f"{result['num_passages']:,} passages of the train split; full fine-tuning, Adam "
-            f"{result['learning_rate']:g}, one step a passage in the order of picking. Learning "
-            "rate and λ were chosen on validation texts. Bits per byte are corpus-level; intervals "
-            "are 95%, paired by text, of the last step's difference from the base."
+            f"{result['num_passages']:,} passages of the train split; {how} chosen on validation "
+            "texts. Bits per byte are corpus-level; intervals are 95%, paired by text, of the last "
+            "step's difference from the base."
         ),
         "",
         "| arm | " + " | ".join(map(str, steps)) + " | of base | 95% interval | won/lost |",
@@ -218,6 +233,14 @@ def to_table(result: dict[str, Any]) -> str:
     failed = {name: count for name, count in result["num_failed"].items() if count}
     lines += ["", f"Failed queries: {failed or 'none'}."]
     return "\n".join(lines) + "\n"
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Steps such as ``0,1,5``."""
+    numbers = tuple(map(int, text.split(",")))
+    if numbers[0] != 0 or list(numbers) != sorted(set(numbers)):
+        raise ValueError(text)
+    return numbers
 
 
 def say(line: str) -> None:

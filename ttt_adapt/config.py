@@ -257,6 +257,8 @@ class SourceSettings(CorpusSettings):
 
     fraction: Fraction = 1.0
     """Of its documents, chosen by a hash of their text."""
+    related: bool = False
+    """Cut into passages, each after one it resembles, so that windows hold what belongs together."""
 
 
 class PretrainSettings(Settings):

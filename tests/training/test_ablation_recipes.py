@@ -96,10 +96,21 @@ def test_models_that_are_compared_are_of_one_size() -> None:
 
 
 def test_the_bundled_ttt_model_is_llama_s_like() -> None:
-    ours, llama = recipe("pretrain_ttt_linear_7m"), recipe("pretrain_llama_7m")
-    assert (ours.name, ours.initial_model) == ("ttt-linear-7m", "llama-7m")
-    assert ours.sources == llama.sources and ours.validation == llama.validation
-    assert ours.vocab_size == llama.vocab_size
+    llama = recipe("pretrain_llama_7m")
+    start, ours = recipe("pretrain_ttt_linear_7m_start"), recipe("pretrain_ttt_linear_7m")
+    assert (start.initial_model, start.initial_parts) == ("llama-7m", "all-but-mixers")
+    assert (ours.name, Path(str(ours.initial_model)).name) == ("ttt-linear-7m", start.name)
+    assert start.sources == llama.sources
+    assert start.validation == ours.validation == llama.validation
+    # What goes on has the shape of what it goes on from, and reads passages of llama's sources.
+    shape = ("architecture", "backbone", "mini_batch_size", "base_lr", "vocab_size", "hidden_size",
+             "intermediate_size", "num_layers", "num_heads")  # fmt: skip
+    assert [getattr(start, key) for key in shape] == [getattr(ours, key) for key in shape]
+    related = [source for source in ours.sources if source.related]
+    assert [(source.path, source.fraction) for source in related] == [
+        ("minipile/train-0[0-4].jsonl.zst", llama.sources[-1].fraction)
+    ]
+    assert start.vocab_size == llama.vocab_size
     size = num_parameters(ours)
     assert abs(size / num_parameters(llama) - 1) < 0.03 and 2 * size < 25e6
     assert "A small" not in ours.data_description

@@ -57,11 +57,14 @@ def test_loss_falls_and_model_loads(tmp_path: Path, optimizer: str) -> None:
 def test_continued_run_equals_uninterrupted_run(tmp_path: Path) -> None:
     write_training_corpus(tmp_path)
     settings = tiny_settings()
-    pretrain(settings, tmp_path / "whole", data_root=tmp_path, report=silent)
+    whole = pretrain(settings, tmp_path / "whole", data_root=tmp_path, report=silent)
     for stop in (3, 7, None):
         pretrain(settings, tmp_path / "parts", data_root=tmp_path, stop_after=stop, report=silent)
     name = "model.safetensors"
     assert sha256_file(tmp_path / "whole" / name) == sha256_file(tmp_path / "parts" / name)
+    # With nothing left to do, the last validation is still known.
+    again = pretrain(settings, tmp_path / "parts", data_root=tmp_path, report=silent)
+    assert again.validation_loss_nats == whole.validation_loss_nats > 0
 
 
 def test_ctrl_c_within_a_step_ends_after_it(tmp_path: Path) -> None:
@@ -175,7 +178,8 @@ def test_continues_a_finished_model_where_it_stopped_reading(tmp_path: Path) -> 
         for folder in (tmp_path / "more", first)
     )
     assert begun < ended - 0.3 and result.num_steps == 2
-    assert "of them before" in (tmp_path / "more" / "README.md").read_text()
+    card = (tmp_path / "more" / "README.md").read_text()
+    assert "of them before" in card and "further, from the weights of `first`, by" in card
 
 
 def test_skipped_tokens_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

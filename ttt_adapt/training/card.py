@@ -82,7 +82,7 @@ def model_card(
     share = used / max(1, len(mixture.train))
     before = f", {settings.skip_tokens / 1e6:.1f} of them before" if settings.skip_tokens else ""
     rows = "\n".join(
-        f"| {entry['name']} | {entry['fraction']:.0%} | {entry['num_documents']:,} "
+        f"| {entry['name']}{_related(entry)} | {entry['fraction']:.0%} | {entry['num_documents']:,} "
         f"| {entry['num_bytes'] / 1e6:.1f} | {entry['num_tokens'] / 1e6:.2f} |"
         for entry in description["train"]
     )
@@ -127,7 +127,8 @@ transformers {versions()["transformers"]}.
 
 def _start(settings: PretrainSettings) -> str:
     if settings.initial_parts == "all":
-        return "from scratch"
+        before = settings.initial_model
+        return f"further, from the weights of `{Path(before).name}`," if before else "from scratch"
     return (
         f"from the embeddings, norms and feed-forward layers of `{settings.initial_model}` (layers "
         "that mix tokens began anew)"
@@ -157,6 +158,12 @@ def _decay(settings: PretrainSettings) -> str:
     if settings.schedule == "cosine":
         return f"then half a cosine{end}"
     return f"constant, linear decay{end} over the last {settings.decay_fraction:.0%}"
+
+
+def _related(entry: dict[str, Any]) -> str:
+    if "num_related_passages" not in entry:
+        return ""
+    return f", {entry['num_related_passages']:,} passages, each after one it resembles"
 
 
 def _bits(loss_nats: float, description: dict[str, Any]) -> str:

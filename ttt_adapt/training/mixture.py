@@ -19,7 +19,9 @@ from ttt_adapt.config import PretrainSettings, SourceSettings
 from ttt_adapt.corpus import read_documents
 from ttt_adapt.errors import CorpusError
 from ttt_adapt.storage import atomic_write, sha256_file, stable_hash, write_json
+from ttt_adapt.training.related import related_texts
 from ttt_adapt.training.tokenizer import BEGINNING
+from ttt_adapt.types import Document
 
 BATCH_DOCUMENTS = 64
 
@@ -48,7 +50,12 @@ def is_sampled(text: str, fraction: float, seed: int) -> bool:
 
 
 def sampled_texts(source: SourceSettings, seed: int, root: Path) -> Iterator[str]:
-    """The texts of a source that belong to its sample, in the source's order.
+    """The texts of :func:`sampled_documents`."""
+    return (document.text for document in sampled_documents(source, seed, root))
+
+
+def sampled_documents(source: SourceSettings, seed: int, root: Path) -> Iterator[Document]:
+    """The documents of a source that belong to its sample, in the source's order.
 
     Args:
         source: its ``path`` is taken relative to ``root`` unless it is absolute.
@@ -59,7 +66,15 @@ def sampled_texts(source: SourceSettings, seed: int, root: Path) -> Iterator[str
     located = source.model_copy(update={"path": path})
     for document in read_documents(located):
         if is_sampled(document.text, source.fraction, seed):
-            yield document.text
+            yield document
+
+
+def described_sources(sources: Iterable[SourceSettings]) -> list[dict[str, Any]]:
+    """What keys are made of: settings that runs may be older than are left out at their defaults."""
+    return [
+        {name: value for name, value in source.model_dump().items() if name != "related" or value}
+        for source in sources
+    ]
 
 
 def prepare_mixture(
@@ -77,8 +92,8 @@ def prepare_mixture(
     """
     key = stable_hash(
         {
-            "sources": [source.model_dump() for source in settings.sources],
-            "validation": [source.model_dump() for source in settings.validation],
+            "sources": described_sources(settings.sources),
+            "validation": described_sources(settings.validation),
             "seed": settings.seed,
             "tokenizer": tokenizer.to_str(),
         }
@@ -98,20 +113,27 @@ def prepare_mixture(
         counts = []
         for source in sources:
             report(f"tokenising {Path(source.path).name}")
-            arrays, num_bytes = _tokenise(
-                sampled_texts(source, settings.seed, root), tokenizer, beginning
-            )
-            pieces += arrays
-            counts.append(
-                {
-                    "name": Path(source.path).name,
-                    "fraction": source.fraction,
-                    "num_documents": len(arrays),
-                    "num_bytes": num_bytes,
-                    "num_tokens": sum(len(array) for array in arrays),
+            entry: dict[str, Any] = {"name": Path(source.path).name, "fraction": source.fraction}
+            if source.related:
+                documents = list(sampled_documents(source, settings.seed, root))
+                report(f"ordering passages of {len(documents):,} documents")
+                found = related_texts(documents, settings.seed)
+                arrays, num_bytes = _tokenise(found.texts, tokenizer, beginning)
+                pieces += [np.concatenate(arrays)] if arrays else []
+                entry |= {
+                    "num_documents": len(documents),
+                    "num_related_passages": len(arrays),
+                    "num_related_paths": found.num_paths,
                 }
-            )
-        # Whole documents in a seeded order, so that no stretch of training is one source's.
+            else:
+                texts = sampled_texts(source, settings.seed, root)
+                arrays, num_bytes = _tokenise(texts, tokenizer, beginning)
+                pieces += arrays
+                entry["num_documents"] = len(arrays)
+            num_tokens = sum(len(array) for array in arrays)
+            counts.append({**entry, "num_bytes": num_bytes, "num_tokens": num_tokens})
+        # Whole documents in a seeded order, so that no stretch of training is one source's; those of
+        # a related source stay together, and its windows are mixed with the others' by packing.
         order = np.random.default_rng(settings.seed).permutation(len(pieces))
         with atomic_write(folder / f"{name}.bin") as stream:
             for position in order:

@@ -8,6 +8,7 @@ on a CPU its result equals, bit for bit, that of an uninterrupted run with as ma
 """
 
 import csv
+import glob
 import math
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from ttt_adapt.training.building import (
 from ttt_adapt.training.card import write_model
 from ttt_adapt.training.checkpoint import load_checkpoint, save_checkpoint
 from ttt_adapt.training.distributed import World, joined_world
-from ttt_adapt.training.mixture import Mixture, packed_blocks, prepare_mixture
+from ttt_adapt.training.mixture import Mixture, described_sources, packed_blocks, prepare_mixture
 from ttt_adapt.training.schedule import learning_rate_factor
 from ttt_adapt.training.stopping import StopRequest
 
@@ -172,7 +173,8 @@ def plan_pretraining(settings: PretrainSettings, data_root: Path = Path()) -> di
     """
     for source in (*settings.sources, *settings.validation):
         path = data_root / source.path
-        if not source.path.startswith("hub:") and not path.exists():
+        matches = source.path.startswith("hub:") or path.exists() or glob.glob(str(path))  # noqa: PTH207
+        if not matches:
             raise CorpusError(f"{path}: no such file; name the data's folder with --data-root")
     with torch.device("meta"):
         num_parameters = sum(p.numel() for p in build_model(settings, 0).parameters())
@@ -195,6 +197,8 @@ def run_key(settings: PretrainSettings, mixture: Mixture) -> str:
     if settings.schedule == "cosine" or settings.base_lr_start is not None:
         extensible -= set(BUDGET)
     values = settings.model_dump(exclude=extensible)
+    values["sources"] = described_sources(settings.sources)
+    values["validation"] = described_sources(settings.validation)
     fields = PretrainSettings.model_fields
     untouched = {name for name in LATER if values[name] == fields[name].default}
     return stable_hash(
@@ -229,6 +233,8 @@ class _Run:
         if state:
             self.step, self.losses = state["step"], state["losses"]
             self.elapsed_s = state["elapsed_s"]
+            for row in self.losses:
+                self.validation_loss = row.get("validation_loss_nats", self.validation_loss)
             report(f"continuing after step {self.step} of {self.num_steps}")
         elif settings.initial_model:
             load_initial_weights(self.model, settings)
