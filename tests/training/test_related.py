@@ -16,9 +16,9 @@ from ttt_adapt.errors import CorpusError
 from ttt_adapt.models import load_language_model
 from ttt_adapt.storage import stable_hash
 from ttt_adapt.testing import silent, tiny_pretraining
-from ttt_adapt.training import plan_pretraining, pretrain
+from ttt_adapt.training import plan_pretraining, pretrain, related
 from ttt_adapt.training.mixture import described_sources
-from ttt_adapt.training.related import NUM_NEIGHBORS, related_order, related_texts
+from ttt_adapt.training.related import related_order, related_texts
 from ttt_adapt.types import Document
 
 THEMES = {
@@ -29,47 +29,34 @@ THEMES = {
 
 
 def unit_vectors(num: int, width: int, seed: int) -> NDArray[np.float32]:
-    drawn = np.random.default_rng(seed).standard_normal((num, width)).astype(np.float32)
-    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    drawn = np.random.default_rng(seed).standard_normal((num, width))
+    drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+    return drawn.astype(np.float32)
 
 
 def reference(
-    vectors_ND: NDArray[np.float32], owners_N: NDArray[np.int64], begins: list[int]
-) -> tuple[list[int], int]:
+    vectors_ND: NDArray[np.float32], owners_N: NDArray[np.int64], begin: int
+) -> list[int]:
     """Every similarity looked at, one passage after the other."""
     cosines_NN = vectors_ND.astype(np.float64) @ vectors_ND.T.astype(np.float64)
-    order: list[int] = []
-    num_paths = 0
+    order = [begin]
     while len(order) < len(vectors_ND):
         left = [n for n in range(len(vectors_ND)) if n not in order]
-        others = [n for n in left if order and owners_N[n] != owners_N[order[-1]]]
-        if others:
-            order.append(max(others, key=lambda n: float(cosines_NN[order[-1], n])))
-        else:
-            order.append(next(n for n in begins if n in left))
-            num_paths += 1
-    return order, num_paths
+        others = [n for n in left if owners_N[n] != owners_N[order[-1]]]
+        order.append(max(others or left, key=lambda n: float(cosines_NN[order[-1], n])))
+    return order
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 10**6))
-def test_order_is_the_obvious_one(num: int, num_owners: int, seed: int) -> None:
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 40), st.integers(0, 10**6))
+def test_order_is_the_obvious_one(num: int, num_owners: int, near: int, seed: int) -> None:
     vectors_ND = unit_vectors(num, 16, seed)
     owners_N = np.random.default_rng(seed + 1).integers(0, num_owners, num)
-    order_N, num_paths = related_order(vectors_ND, owners_N, seed)
-    begins = np.random.default_rng(seed).permutation(num).tolist()
-    assert (order_N.tolist(), num_paths) == reference(vectors_ND, owners_N, begins)
-
-
-def test_more_passages_than_neighbours_are_all_there_once() -> None:
-    num = 5 * NUM_NEIGHBORS
-    vectors_ND = unit_vectors(num, 4, 3)
-    order_N, num_paths = related_order(vectors_ND, np.arange(num) // 2, 0)
-    assert sorted(order_N.tolist()) == list(range(num))
-    assert 1 <= num_paths < num / 4
-    along = np.sum(vectors_ND[order_N[:-1]] * vectors_ND[order_N[1:]], axis=1)
-    assert np.mean(along) > 0.5
-    assert np.array_equal(order_N, related_order(vectors_ND, np.arange(num) // 2, 0)[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(related, "NUM_NEIGHBORS", near)
+        order_N = related_order(vectors_ND, owners_N, seed)
+    begin = int(np.random.default_rng(seed).integers(num))
+    assert order_N.tolist() == reference(vectors_ND, owners_N, begin)
 
 
 def corpus(num_of_each: int = 12) -> list[Document]:
@@ -92,7 +79,9 @@ def test_a_theme_s_passages_follow_each_other() -> None:
     assert sorted(found.texts) == sorted(passages)
     themes = [theme_of(text) for text in found.texts]
     changes = sum(a != b for a, b in itertools.pairwise(themes))
-    assert changes < found.num_paths + 4 and changes < len(themes) / 8
+    assert len(THEMES) - 1 <= changes < len(themes) / 8
+    assert 0.5 < found.mean_cosine <= 1
+    assert related_texts(documents, 0) == found != related_texts(documents, 1)
     assert related_texts([], 0).texts == ()
 
 
@@ -109,7 +98,8 @@ def test_a_run_with_related_passages(tmp_path: Path) -> None:
     result = pretrain(run, tmp_path / "m", data_root=tmp_path, report=silent)
     described = json.loads((tmp_path / "m" / "tokens" / "mixture.json").read_text())["train"]
     assert described[0]["num_documents"] == 36
-    assert described[0]["num_related_passages"] > 36 > described[0]["num_related_paths"]
+    assert described[0]["num_related_passages"] > 36
+    assert 0.5 < described[0]["mean_cosine_along"] <= 1
     assert "num_related_passages" not in described[1]
     card = (tmp_path / "m" / "README.md").read_text()
     assert "passages, each after one it resembles | 100% | 36 |" in card

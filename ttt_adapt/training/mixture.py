@@ -123,7 +123,7 @@ def prepare_mixture(
                 entry |= {
                     "num_documents": len(documents),
                     "num_related_passages": len(arrays),
-                    "num_related_paths": found.num_paths,
+                    "mean_cosine_along": found.mean_cosine,
                 }
             else:
                 texts = sampled_texts(source, settings.seed, root)

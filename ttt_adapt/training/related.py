@@ -20,7 +20,7 @@ from ttt_adapt.embedding.hashing import HashingEmbedder
 from ttt_adapt.types import Document
 
 NUM_NEIGHBORS = 64
-"""Of each passage; where all of them are taken, the path begins anew elsewhere."""
+"""Looked up for all passages at once; where all of one's are taken, whatever is left is looked at."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class RelatedTexts:
 
     Attributes:
         texts: every passage once.
-        num_paths: stretches of passages each of which is a neighbour of the one before it.
+        mean_cosine: of a passage and the one after it; 0 with fewer than two.
     """
 
     texts: tuple[str, ...]
-    num_paths: int
+    mean_cosine: float
 
 
 def related_texts(documents: Sequence[Document], seed: int) -> RelatedTexts:
@@ -44,29 +44,32 @@ def related_texts(documents: Sequence[Document], seed: int) -> RelatedTexts:
 
     Args:
         documents: with ids that tell them apart.
-        seed: decides where the path begins, and where it begins anew.
+        seed: decides where the path begins.
     """
     passages = list(chunk_documents(documents, ChunkSettings()))
     if not passages:
-        return RelatedTexts((), 0)
+        return RelatedTexts((), 0.0)
     vectors_ND = HashingEmbedder().embed([passage.text for passage in passages])
     _, owners_N = np.unique([passage.document_id for passage in passages], return_inverse=True)
-    order_N, num_paths = related_order(vectors_ND, owners_N, seed)
-    return RelatedTexts(tuple(passages[position].text for position in order_N), num_paths)
+    order_N = related_order(vectors_ND, owners_N, seed)
+    along = np.einsum("nd,nd->n", vectors_ND[order_N[:-1]], vectors_ND[order_N[1:]])
+    mean_cosine = float(along.mean()) if len(along) else 0.0
+    return RelatedTexts(tuple(passages[position].text for position in order_N), mean_cosine)
 
 
 def related_order(
     vectors_ND: NDArray[np.float32], owners_N: NDArray[np.int64], seed: int
-) -> tuple[NDArray[np.int64], int]:
-    """A path through all vectors: on to the most similar neighbour that is left.
+) -> NDArray[np.int64]:
+    """A greedy path through all vectors: always on to the most similar one that is left.
 
     Args:
         vectors_ND: unit vectors.
-        owners_N: a number for each vector; no step goes to a vector of the same number.
-        seed: of the vectors at which a path begins where no neighbour is left.
+        owners_N: a number for each vector; no step goes to a vector of the same number, unless only
+            such are left.
+        seed: of the vector at which the path begins.
 
     Returns:
-        A permutation int64 ``[N]``, and the number of paths it consists of.
+        A permutation int64 ``[N]``.
     """
     import faiss
 
@@ -74,17 +77,26 @@ def related_order(
     flat = faiss.IndexFlatIP(width)
     flat.add(vectors_ND)
     _, neighbors_NK = flat.search(vectors_ND, min(NUM_NEIGHBORS + 1, num_passages))
-    begins = iter(np.random.default_rng(seed).permutation(num_passages))
     is_left = np.ones(num_passages, bool)
     order_N = np.empty(num_passages, np.int64)
-    num_paths, current = 0, -1
+    current = int(np.random.default_rng(seed).integers(num_passages))
     for position in range(num_passages):
-        near_K = neighbors_NK[current] if current >= 0 else neighbors_NK[0, :0]
-        free = near_K[is_left[near_K] & (owners_N[near_K] != owners_N[current])]
-        if len(free):
-            current = int(free[0])
-        else:
-            current = int(next(begin for begin in begins if is_left[begin]))
-            num_paths += 1
         order_N[position], is_left[current] = current, False
-    return order_N, num_paths
+        near_K = neighbors_NK[current]
+        free_K = near_K[is_left[near_K] & (owners_N[near_K] != owners_N[current])]
+        if len(free_K):
+            current = int(free_K[0])
+        elif position + 1 < num_passages:
+            current = _most_similar(vectors_ND, owners_N, np.flatnonzero(is_left), current)
+    return order_N
+
+
+def _most_similar(
+    vectors_ND: NDArray[np.float32],
+    owners_N: NDArray[np.int64],
+    left_L: NDArray[np.int64],
+    current: int,
+) -> int:
+    others_L = left_L[owners_N[left_L] != owners_N[current]]
+    candidates_L = others_L if len(others_L) else left_L
+    return int(candidates_L[np.argmax(vectors_ND[candidates_L] @ vectors_ND[current])])
