@@ -259,10 +259,11 @@ class _Run:
                     self.save()
                 if self.step % 10 == 0 or self.step == last:
                     rate = (self.step - first) / (self.elapsed_s - started_s)
+                    known = not math.isnan(self.validation_loss)
                     self.report(
                         f"step {self.step}/{self.num_steps}  loss {loss:.3f}  "
-                        f"validation {self.validation_loss:.3f}  "
-                        f"{rate * self.tokens_per_step:,.0f} tokens/s  "
+                        + (f"validation {self.validation_loss:.3f}  " if known else "")
+                        + f"{rate * self.tokens_per_step:,.0f} tokens/s  "
                         f"{(self.num_steps - self.step) / rate / 60:.0f} min left"
                     )
                 if stops:
