@@ -136,7 +136,22 @@ def test_reading_ends_before_a_state_that_is_not_finite(lm: LanguageModel) -> No
     good = Reading(lm)
     good.read(TEXTS[:2])
     for name, tensor in good.state.tensors().items():
-        assert torch.equal(reading.state.tensors()[name], tensor)
+        torch.testing.assert_close(reading.state.tensors()[name], tensor)
+
+
+@pytest.mark.parametrize("longest", [0, 2, 9])
+def test_passages_are_read_in_blocks_of_whole_ones(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch, longest: int
+) -> None:
+    most = longest * max(len(tokens_of(lm, [text])) for text in TEXTS)
+    monkeypatch.setattr("ttt_adapt.adaptation.fast_weights.BLOCK_TOKENS", max(1, most))
+    told: list[int] = []
+    reading = Reading(lm)
+    reading.read(TEXTS, progress=told.append)
+    assert told == sorted(set(told)) and told[-1] == reading.num_passages == len(TEXTS)
+    assert len(told) == {0: len(TEXTS), 2: 3, 9: 1}[longest]
+    assert reading.num_tokens == len(tokens_of(lm, TEXTS))
+    assert score(lm, reading.model) == pytest.approx(expected_score(lm, TEXTS), rel=1e-5)
 
 
 def test_a_saved_state_predicts_the_same(lm: LanguageModel, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ Cost per token and memory do not grow with the amount read. The state can be kep
 used for any number of queries.
 """
 
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ttt_adapt.models import LanguageModel, beginning_token
 from ttt_adapt.types import Learned
 
 BLOCK_TOKENS = 1024
-"""Tokens per forward pass while reading: bounds the memory of activations."""
+"""Tokens per forward pass while reading, of one passage or several: bounds the memory of activations."""
 
 
 class ReadingModel:
@@ -66,24 +67,39 @@ class Reading:
         """The cache after what was read; ``None`` before. It is not to be changed."""
         return self._state
 
-    def read(self, texts: Sequence[str]) -> None:
+    def read(self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None) -> None:
         """Read passages, each after the beginning token, as in pretraining.
 
         A passage after which the state is not finite ends the reading; the state before it stays.
+
+        Args:
+            progress: receives ``num_passages`` now and then.
         """
         begun = time.perf_counter()
-        for text in texts:
+        for passages in _blocks(map(self._tokens, texts)):
             if self.stopped:
                 break
-            ids = self._lm.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            state = self._read_tokens([beginning_token(self._lm.tokenizer), *ids])
-            if not state.is_finite():
-                self.stopped = "nan"
-                break
-            self._state = state
-            self.num_tokens += len(ids) + 1
-            self.num_passages += 1
+            self._take(passages)
+            if progress is not None:
+                progress(self.num_passages)
         self.elapsed_s += time.perf_counter() - begun
+
+    def _tokens(self, text: str) -> list[int]:
+        ids = self._lm.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return [beginning_token(self._lm.tokenizer), *ids]
+
+    def _take(self, passages: list[list[int]]) -> None:
+        state = self._read_tokens(list(itertools.chain(*passages)))
+        if state.is_finite():
+            self._state = state
+            self.num_tokens += sum(map(len, passages))
+            self.num_passages += len(passages)
+        elif len(passages) == 1:
+            self.stopped = "nan"
+        else:  # again, up to the one that did it
+            for passage in passages:
+                if not self.stopped:
+                    self._take([passage])
 
     @torch.no_grad()
     def _read_tokens(self, ids: list[int]) -> Any:
@@ -98,6 +114,18 @@ class Reading:
 
     def learned(self) -> Learned:
         return Learned((), self.num_tokens, self.stopped, self.elapsed_s)
+
+
+def _blocks(passages: Iterable[list[int]]) -> Iterator[list[list[int]]]:
+    """As many whole passages at a time as a forward pass takes; at least one."""
+    block: list[list[int]] = []
+    for passage in passages:
+        if block and sum(map(len, block)) + len(passage) > BLOCK_TOKENS:
+            yield block
+            block = []
+        block.append(passage)
+    if block:
+        yield block
 
 
 def read_in_order(

@@ -74,10 +74,7 @@ def read_state(
         total = len(nearest_first)
         blocks = iter([nearest_first[::-1]])
     for block in blocks:
-        for passage in block:
-            reading.read([passage])
-            if progress is not None:
-                progress(reading.num_passages, total)
+        reading.read(block, progress=lambda done: progress(done, total) if progress else None)
         if reading.stopped:
             break
     if reading.state is None:
