@@ -180,7 +180,7 @@ class AdaptationSettings(Settings):
     """Tokens per training chunk; longer passages become several chunks, one step each.
     ``None``: the model's own limit."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Autocast for learning. Scoring has its own (``ScoringSettings.precision``)."""
+    """Autocast for learning and reading. Scoring has its own (``ScoringSettings.precision``)."""
     protocol: Literal["standard", "tttlm"] = "standard"
     """``tttlm`` keeps one AdamW for all queries of a run, moments and all, as the public
     TTT-NN code does."""

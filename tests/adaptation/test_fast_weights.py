@@ -33,7 +33,8 @@ def make_lm(architecture: str = "ttt_linear", seed: int = 0) -> LanguageModel:
 
 
 def points(lm: LanguageModel, texts: list[str], steps: tuple[int, ...], **options: Any) -> Any:
-    settings = AdaptationSettings(method="fast-weights", **options)
+    exact = {"precision": "float32", **options}
+    settings = AdaptationSettings(method="fast-weights", **exact)
     found = []
     with create_adapter(lm, settings) as adapter, adapter.episode([texts], steps=steps) as episode:
         for point in episode.points():
@@ -84,6 +85,17 @@ def test_a_long_passage_is_read_in_blocks(
     monkeypatch.setattr("ttt_adapt.adaptation.fast_weights.BLOCK_TOKENS", 7)
     found, _ = points(lm, TEXTS, (5,))
     assert found[0][1] == pytest.approx(expected_score(lm, TEXTS[::-1]), rel=1e-5)
+
+
+def test_reading_in_bfloat16_is_nearly_the_same(lm: LanguageModel) -> None:
+    exact, rounded = (points(lm, TEXTS, (5,), precision=p)[0] for p in ("float32", "bfloat16"))
+    assert exact[0][1] != rounded[0][1] == pytest.approx(exact[0][1], rel=5e-3)
+    reading = Reading(lm, autocast=True)
+    reading.read(TEXTS)
+    assert {tensor.dtype for tensor in reading.state.tensors().values()} <= {
+        torch.float32,
+        torch.int64,
+    }
 
 
 def test_state_has_the_same_size_whatever_is_read(lm: LanguageModel) -> None:

@@ -214,7 +214,13 @@ class Episode:
         passages = list(texts) * settings.epochs
         for step, reading in zip(
             self._steps,
-            read_in_order(adapter.lm, passages, self._steps, nearest_last=nearest_last),
+            read_in_order(
+                adapter.lm,
+                passages,
+                self._steps,
+                nearest_last=nearest_last,
+                autocast=uses_bfloat16(adapter.lm.model, settings),
+            ),
             strict=True,
         ):
             self.learned[query] = reading.learned()
@@ -258,7 +264,7 @@ class Episode:
             curriculum,
             settings,
             last_step=self._steps[-1],
-            autocast=_learns_in_bfloat16(lm.model, settings),
+            autocast=uses_bfloat16(lm.model, settings),
             vocabulary=int(lm.model.get_input_embeddings().weight.shape[0]),
         )
 
@@ -299,7 +305,8 @@ def _chunk_length(lm: LanguageModel, settings: AdaptationSettings) -> int:
     return length
 
 
-def _learns_in_bfloat16(model: Any, settings: AdaptationSettings) -> bool:
+def uses_bfloat16(model: Any, settings: AdaptationSettings) -> bool:
+    """Whether learning and reading autocast on the model's device."""
     if settings.precision == "auto":
         return has_native_bfloat16(str(model.device))
     return settings.precision == "bfloat16"

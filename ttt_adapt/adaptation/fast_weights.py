@@ -44,11 +44,15 @@ class ReadingModel:
 
 
 class Reading:
-    """One sequence being read: the state so far, and how reading went."""
+    """One sequence being read: the state so far, and how reading went.
 
-    def __init__(self, lm: LanguageModel) -> None:
+    Args:
+        autocast: read with bfloat16 autocast; the fast weights themselves learn in float32 in any case.
+    """
+
+    def __init__(self, lm: LanguageModel, *, autocast: bool = False) -> None:
         require_fast_weights(lm)
-        self._lm = lm
+        self._lm, self._autocast = lm, autocast
         self._state: Any = None
         self.num_tokens = 0
         self.num_passages = 0
@@ -107,9 +111,10 @@ class Reading:
         state = None if self._state is None else self._state.clone()
         for first in range(0, len(ids), BLOCK_TOKENS):
             tokens = torch.tensor([ids[first : first + BLOCK_TOKENS]], device=model.device)
-            state = model(
-                input_ids=tokens, past_key_values=state, use_cache=True, logits_to_keep=1
-            ).past_key_values
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=self._autocast):
+                state = model(
+                    input_ids=tokens, past_key_values=state, use_cache=True, logits_to_keep=1
+                ).past_key_values
         return state
 
     def learned(self) -> Learned:
@@ -129,7 +134,12 @@ def _blocks(passages: Iterable[list[int]]) -> Iterator[list[list[int]]]:
 
 
 def read_in_order(
-    lm: LanguageModel, texts: Sequence[str], steps: Sequence[int], *, nearest_last: bool
+    lm: LanguageModel,
+    texts: Sequence[str],
+    steps: Sequence[int],
+    *,
+    nearest_last: bool,
+    autocast: bool = False,
 ) -> Iterator[Reading]:
     """A reading for each step: of the first ``step`` texts, in their order or the reverse.
 
@@ -138,11 +148,12 @@ def read_in_order(
         steps: numbers of passages, ascending.
         nearest_last: read each step's passages from the last to the first, every step anew;
             otherwise a step goes on from the one before it.
+        autocast: see :class:`Reading`.
     """
-    reading = Reading(lm)
+    reading = Reading(lm, autocast=autocast)
     for step in steps:
         if nearest_last:
-            reading = Reading(lm)
+            reading = Reading(lm, autocast=autocast)
             reading.read(texts[:step][::-1])
         else:
             reading.read(texts[reading.num_passages : step])
