@@ -8,7 +8,7 @@ texts; the table is about test texts. Interrupted at any point, the same command
 ``--write`` puts the table and the report's pictures into ``benchmarks/results/``.
 
 ``--adapter fast-weights --model ttt-linear-7m`` asks the same of a model of TTT layers that reads the
-passages instead of being trained on them; there is no learning rate to choose then.
+passages instead of being trained on them; its half-life is chosen in the place of the learning rate.
 """
 
 import argparse
@@ -36,6 +36,7 @@ from ttt_adapt.types import Prediction
 
 STEPS = "0,1,5,10,20,50"
 RATES = (5e-5, 1e-4, 2e-4, 5e-4)
+HALF_LIVES = (512, 2048, 8192, 0)
 NOISE_VARS = (0.03, 0.1, 0.3, 1.0, 3.0)
 RESULTS = Path(__file__).parent / "results"
 
@@ -60,6 +61,7 @@ def main() -> int:
     options = parser.parse_args()
 
     steps, reads = options.steps, options.adapter == "fast-weights"
+    chosen_setting, kind = ("half_life", "half-life") if reads else ("learning_rate", "rate")
     index = options.out / "index"
     corpus = CorpusSettings(
         path=str(options.data / "train-*.jsonl.zst"), max_documents=options.max_documents
@@ -69,14 +71,16 @@ def main() -> int:
     opened = pipeline.open_index(index)
 
     def run(
-        split: str, per_subset: int, at: tuple[int, ...], rate: float | None, out: Path, *arms: str
+        split: str, per_subset: int, at: tuple[int, ...], value: float, out: Path, *arms: str
     ) -> dict[str, list[float]]:
         settings = ExperimentSettings(
             model=ModelSettings(name=options.model),
             data=CorpusSettings(path=str(options.data / f"{split}.jsonl.zst")),
             retrieval=RetrievalSettings(num_candidates=max(200, at[-1])),
             selection=SelectionSettings(num_select=at[-1]),
-            adaptation=AdaptationSettings(method=options.adapter, learning_rate=rate),
+            adaptation=AdaptationSettings.model_validate(
+                {"method": options.adapter, chosen_setting: value}
+            ),
             evaluation=EvaluationSettings(
                 steps=at,
                 per_subset=per_subset,
@@ -94,22 +98,19 @@ def main() -> int:
 
     choose = options.out / "choose"
     few, ends = options.choose_per_subset, (0, steps[-1])
-    rates: dict[float, float] = {}
-    rate, kind = None, "read"
-    if not reads:
-        say("choosing the learning rate on validation texts")
-        for one in RATES:
-            found_there = run("validation", few, ends, one, choose / f"rate-{one:g}", "nearest")
-            rates[one] = found_there["nearest"][-1]
-        rate = min(rates, key=lambda key: rates[key])
-        kind = f"rate-{rate:g}"
+    say(f"choosing {chosen_setting} on validation texts")
+    swept_values: dict[float, float] = {}
+    for one in HALF_LIVES if reads else RATES:
+        there = run("validation", few, ends, one, choose / f"{kind}-{one:g}", "nearest")
+        swept_values[one] = there["nearest"][-1]
+    value = min(swept_values, key=lambda key: swept_values[key])
     say("choosing λ on validation texts")
     names = [f"sift@{noise_var:g}" for noise_var in NOISE_VARS]
-    swept = run("validation", few, ends, rate, choose / kind, *names)
+    swept = run("validation", few, ends, value, choose / f"{kind}-{value:g}", *names)
     best = min(names, key=lambda name: swept[name][-1])
-    say(f"{kind}, {best}; evaluating on test texts")
+    say(f"{chosen_setting} {value:g}, {best}; evaluating on test texts")
     arms = ["base", "random", "nearest", best, "in-context"]
-    run("test", options.per_subset, steps, rate, options.out / "test", *arms)
+    run("test", options.per_subset, steps, value, options.out / "test", *arms)
 
     folders = {name: options.out / "test" / name for name in arms}
     pages = write_report(
@@ -125,9 +126,9 @@ def main() -> int:
         "num_passages": info.num_passages,
         "max_bytes": options.max_bytes,
         "protocol": options.protocol,
-        "learning_rate": rate,
+        chosen_setting: value,
         "chosen_on_validation": {
-            "rates": rates,
+            "half_lives" if reads else "rates": swept_values,
             "noise_vars": {n: v[-1] for n, v in swept.items()},
         },
         "rows": [
@@ -187,7 +188,10 @@ def to_table(result: dict[str, Any]) -> str:
     """Arms by steps in Markdown."""
     steps = sorted({row["step"] for row in result["rows"]})
     if result["adapter"] == "fast-weights":
-        how = "read by TTT layers, the nearest last. λ was"
+        how = (
+            f"read by TTT layers, the nearest last, half-life {result['half_life']:,} tokens. It and λ "
+            "were"
+        )
     else:
         how = (
             f"full fine-tuning, Adam {result['learning_rate']:g}, one step a passage in the order "

@@ -179,6 +179,8 @@ class AdaptationSettings(Settings):
     max_length: PositiveInt | None = None
     """Tokens per training chunk; longer passages become several chunks, one step each.
     ``None``: the model's own limit."""
+    half_life: Annotated[int, Field(ge=0)] = 2048
+    """Tokens after which ``fast-weights`` keep half of what they learned; 0: nothing is forgotten."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Autocast for learning and reading. Scoring has its own (``ScoringSettings.precision``)."""
     protocol: Literal["standard", "tttlm"] = "standard"

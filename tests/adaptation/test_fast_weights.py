@@ -12,9 +12,15 @@ from ttt_adapt.adaptation import (
     load_state,
     save_state,
 )
-from ttt_adapt.config import AdaptationSettings
-from ttt_adapt.errors import AdaptationError, FingerprintMismatchError, ModelError
+from ttt_adapt.config import AdaptationSettings, make_settings
+from ttt_adapt.errors import (
+    AdaptationError,
+    FingerprintMismatchError,
+    ModelError,
+    SettingsError,
+)
 from ttt_adapt.evaluation import bits_per_byte
+from ttt_adapt.layers import TTTLayer
 from ttt_adapt.models import LanguageModel, generate, wrap_language_model
 from ttt_adapt.testing import sample_text, tiny_model, tiny_tokenizer
 
@@ -33,7 +39,7 @@ def make_lm(architecture: str = "ttt_linear", seed: int = 0) -> LanguageModel:
 
 
 def points(lm: LanguageModel, texts: list[str], steps: tuple[int, ...], **options: Any) -> Any:
-    exact = {"precision": "float32", **options}
+    exact = {"precision": "float32", "half_life": 0, **options}
     settings = AdaptationSettings(method="fast-weights", **exact)
     found = []
     with create_adapter(lm, settings) as adapter, adapter.episode([texts], steps=steps) as episode:
@@ -96,6 +102,41 @@ def test_reading_in_bfloat16_is_nearly_the_same(lm: LanguageModel) -> None:
         torch.float32,
         torch.int64,
     }
+
+
+def fast_weights_of(reading: Reading) -> list[torch.Tensor]:
+    return [weight for block in reading.state.states for weight in block.mixer.fast.weights]
+
+
+def initial_weights_of(lm: LanguageModel) -> list[torch.Tensor]:
+    layers = [layer for layer in lm.model.modules() if isinstance(layer, TTTLayer)]
+    return [weight for layer in layers for weight in layer.initial_weights().values()]
+
+
+def test_fast_weights_keep_half_after_a_half_life(lm: LanguageModel) -> None:
+    num_tokens = len(tokens_of(lm, TEXTS[:1]))
+    everything, half, nothing = (Reading(lm, half_life=n) for n in (0, num_tokens, 1))
+    for reading in (everything, half, nothing):
+        reading.read(TEXTS[:1])
+    begun = initial_weights_of(lm)
+    learned = fast_weights_of(everything)
+    assert all(not torch.equal(a, b[None]) for a, b in zip(learned, begun, strict=True))
+    for kept, whole, initial in zip(fast_weights_of(half), learned, begun, strict=True):
+        torch.testing.assert_close(kept - initial, (whole - initial) / 2)
+    for left, initial in zip(fast_weights_of(nothing), begun, strict=True):
+        torch.testing.assert_close(left, initial[None])
+    scores = [score(lm, reading.model) for reading in (everything, half, nothing)]
+    assert len({*scores, score(lm, lm.model)}) == 4
+
+
+def test_forgetting_is_a_setting(lm: LanguageModel) -> None:
+    found, _ = points(lm, TEXTS, (5,), half_life=50)
+    reading = Reading(lm, half_life=50)
+    reading.read(TEXTS[::-1])
+    assert found[0][1] == score(lm, reading.model)
+    assert AdaptationSettings().half_life > 0
+    with pytest.raises(SettingsError, match=r"half_life.*greater than or equal to 0 \(found -1\)"):
+        make_settings(AdaptationSettings, {"half_life": -1})
 
 
 def test_state_has_the_same_size_whatever_is_read(lm: LanguageModel) -> None:

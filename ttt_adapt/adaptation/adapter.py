@@ -219,6 +219,7 @@ class Episode:
                 passages,
                 self._steps,
                 nearest_last=nearest_last,
+                half_life=settings.half_life,
                 autocast=uses_bfloat16(adapter.lm.model, settings),
             ),
             strict=True,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ttt_adapt.errors import AdaptationError, ModelError
+from ttt_adapt.layers import TTTLayer
 from ttt_adapt.models import LanguageModel, beginning_token
 from ttt_adapt.types import Learned
 
@@ -47,12 +48,14 @@ class Reading:
     """One sequence being read: the state so far, and how reading went.
 
     Args:
+        half_life: tokens after which fast weights keep half of what they learned, W0 + (W - W0) / 2;
+            0: they forget nothing of themselves, which is the operator as it is trained.
         autocast: read with bfloat16 autocast; the fast weights themselves learn in float32 in any case.
     """
 
-    def __init__(self, lm: LanguageModel, *, autocast: bool = False) -> None:
+    def __init__(self, lm: LanguageModel, *, half_life: int = 0, autocast: bool = False) -> None:
         require_fast_weights(lm)
-        self._lm, self._autocast = lm, autocast
+        self._lm, self._half_life, self._autocast = lm, half_life, autocast
         self._state: Any = None
         self.num_tokens = 0
         self.num_passages = 0
@@ -115,10 +118,29 @@ class Reading:
                 state = model(
                     input_ids=tokens, past_key_values=state, use_cache=True, logits_to_keep=1
                 ).past_key_values
+            if self._half_life:
+                forget(state, model, 0.5 ** (tokens.shape[1] / self._half_life))
         return state
 
     def learned(self) -> Learned:
         return Learned((), self.num_tokens, self.stopped, self.elapsed_s)
+
+
+def forget(state: Any, model: Any, share: float) -> None:
+    """Move fast weights towards the initial ones, in place: ``W <- W0 + share (W - W0)``.
+
+    What is weight decay in an ordinary optimizer; as a gate it is in Titans and gated delta rules. Models
+    read on with it beyond the lengths they were trained on. Tokens of an open mini-batch stay as they are.
+
+    Args:
+        state: a :class:`~ttt_adapt.models.ttt.cache.TTTCache` of ``model``.
+        share: in [0, 1].
+    """
+    layers = (layer for layer in model.modules() if isinstance(layer, TTTLayer))
+    for block, layer in zip(state.states, layers, strict=True):
+        initial = layer.initial_weights().values()
+        for weight, begun in zip(block.mixer.fast.weights, initial, strict=True):
+            weight.lerp_(begun.to(weight.dtype), 1.0 - share)
 
 
 def _blocks(passages: Iterable[list[int]]) -> Iterator[list[list[int]]]:
@@ -139,7 +161,7 @@ def read_in_order(
     steps: Sequence[int],
     *,
     nearest_last: bool,
-    autocast: bool = False,
+    **options: Any,
 ) -> Iterator[Reading]:
     """A reading for each step: of the first ``step`` texts, in their order or the reverse.
 
@@ -148,12 +170,12 @@ def read_in_order(
         steps: numbers of passages, ascending.
         nearest_last: read each step's passages from the last to the first, every step anew;
             otherwise a step goes on from the one before it.
-        autocast: see :class:`Reading`.
+        options: of :class:`Reading`.
     """
-    reading = Reading(lm, autocast=autocast)
+    reading = Reading(lm, **options)
     for step in steps:
         if nearest_last:
-            reading = Reading(lm, autocast=autocast)
+            reading = Reading(lm, **options)
             reading.read(texts[:step][::-1])
         else:
             reading.read(texts[reading.num_passages : step])

@@ -64,7 +64,11 @@ def read_state(
     """
     chosen = settings or ExperimentSettings()
     model = lm or load_language_model(chosen.model)
-    reading = Reading(model, autocast=uses_bfloat16(model.model, chosen.adaptation))
+    reading = Reading(
+        model,
+        half_life=chosen.adaptation.half_life,
+        autocast=uses_bfloat16(model.model, chosen.adaptation),
+    )
     opened = open_index(index) if isinstance(index, Path) else index
     if text is None:
         total = min(len(opened[0]), max_passages or len(opened[0]))
