@@ -6,10 +6,11 @@ Text: Python sources of the running interpreter's standard library, in passages 
 drawn once; whole modules are held out and predicted from what was read. One process, one thread by
 default.
 
-The TTT model reads through ``ttt_adapt.adaptation.Reading``, which is the adapter `fast-weights`. The
-transformer reads the same passages with its cache of keys and values, in blocks of the same size, for
-as many passages as ``--transformer-passages`` says: its cost per token and its memory grow. It has not
-been trained on texts as long, so only its costs are shown.
+The TTT model reads through ``ttt_adapt.adaptation.Reading`` as the adapter `fast-weights` does, with its
+half-life and without one. The transformer reads the same passages, in float32, with its cache of keys and
+values, one at a time, for as many passages as ``--transformer-passages`` says: its cost per token and
+its memory grow. It has not been trained on texts as long, so only its costs are shown, and how they
+grow: its level is not to be compared.
 """
 
 import os
@@ -28,9 +29,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ttt_adapt.adaptation import Reading
+from ttt_adapt.adaptation import Reading, uses_bfloat16
 from ttt_adapt.adaptation.fast_weights import BLOCK_TOKENS
-from ttt_adapt.config import ChunkSettings, CorpusSettings, ModelSettings
+from ttt_adapt.config import AdaptationSettings, ChunkSettings, CorpusSettings, ModelSettings
 from ttt_adapt.corpus import chunk_documents, read_documents
 from ttt_adapt.errors import UserError
 from ttt_adapt.evaluation import bits_per_byte
@@ -66,10 +67,11 @@ def marks_up_to(last: int) -> list[int]:
 
 
 def read_by_ttt(
-    lm: LanguageModel, passages: list[str], held_out: list[str]
+    lm: LanguageModel, passages: list[str], held_out: list[str], half_life: int
 ) -> list[dict[str, Any]]:
     """A row for each mark: cost of the stretch that ends there, size of the state, bits per byte."""
-    reading = Reading(lm)
+    autocast = uses_bfloat16(lm.model, AdaptationSettings())
+    reading = Reading(lm, half_life=half_life, autocast=autocast)
     rows = [{"passages": 0, "tokens": 0, "bits_per_byte": predicted(lm, lm.model, held_out)}]
     begin = 0
     for mark in marks_up_to(len(passages)):
@@ -194,7 +196,11 @@ def main() -> int:
     try:
         say(options.model)
         lm = load_language_model(ModelSettings(name=options.model, device="cpu"))
-        models[options.model] = read_by_ttt(lm, passages, held_out)
+        for half_life in (AdaptationSettings().half_life, 0):
+            name = f"half-life {half_life:,}" if half_life else "no forgetting"
+            say(f"  {name}")
+            arm = f"{options.model}, {name}"
+            models[arm] = read_by_ttt(lm, passages, held_out, half_life)
         if options.transformer != "none":
             say(options.transformer)
             lm = load_language_model(ModelSettings(name=options.transformer, device="cpu"))
