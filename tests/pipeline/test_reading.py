@@ -126,3 +126,16 @@ def test_commands(world: Path, folder: Path, tmp_path: Path) -> None:
     wrong = run("predict", TEXT, "--index", world / "index", "--adapter", "fast-weights",
                 "--model", world / "model", code=2)  # fmt: skip
     assert "all TTT" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_commands_with_the_bundled_model(world: Path, tmp_path: Path) -> None:
+    options = ("--index", world / "index", "--model", "ttt-linear-7m", "-n", "3", "--json")
+    done = run("predict", TEXT, *options, "--adapter", "fast-weights")
+    values = json.loads(done.stdout)["bits_per_byte"]
+    state = tmp_path / "some.state"
+    done = run("read", TEXT, *options, "-o", state)
+    assert json.loads(done.stdout)["num_passages"] == 3
+    done = run("predict", TEXT, "--state", state, "--model", "ttt-linear-7m", "--json")
+    base, adapted = json.loads(done.stdout)["bits_per_byte"]
+    assert base == values[0] != adapted
+    assert adapted == pytest.approx(values[-1], rel=1e-6)
