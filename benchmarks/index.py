@@ -13,7 +13,6 @@ import itertools
 import json
 import resource
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,13 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttt_adapt.config import ChunkSettings, CorpusSettings, EmbeddingSettings, IndexSettings
-from ttt_adapt.corpus import chunk_documents, read_documents
+from ttt_adapt.config import ChunkSettings, EmbeddingSettings, IndexSettings
+from ttt_adapt.corpus import chunk_documents
 from ttt_adapt.embedding import load_embedder
 from ttt_adapt.errors import TTTAdaptError
 from ttt_adapt.indexes import Index, IndexInfo, build_index, measure_recall
 from ttt_adapt.runtime import versions
 from ttt_adapt.storage import atomic_write, write_json
+from ttt_adapt.testing import library_documents
 from ttt_adapt.types import Embedder, Passage
 
 FACTORIES = ("Flat", "HNSW32", "IVF64,Flat", "IVF64,SQ8", "SQ8", "IVF64,PQ48x4fs")
@@ -55,15 +55,8 @@ class Stored:
 
 
 def library_passages() -> Iterator[Passage]:
-    """Passages of the standard library, without its tests and installed packages."""
-    corpus = CorpusSettings(
-        path=sysconfig.get_path("stdlib"),
-        format="tree",
-        include=("*.py",),
-        exclude=("site-packages/", "dist-packages/", "test/", "tests/", "idle_test/"),
-        on_error="skip",
-    )
-    return chunk_documents(read_documents(corpus), ChunkSettings(size=1200))
+    """The standard library in passages."""
+    return chunk_documents(library_documents(), ChunkSettings(size=1200))
 
 
 def embedders() -> Iterator[tuple[str, Embedder]]:

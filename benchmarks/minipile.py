@@ -30,7 +30,7 @@ from ttt_adapt.config import (
     SelectionSettings,
 )
 from ttt_adapt.corpus import ReadProblems
-from ttt_adapt.evaluation import compare, read_results, write_report
+from ttt_adapt.evaluation import Summary, compare, read_results, write_report
 from ttt_adapt.storage import write_json
 from ttt_adapt.types import Prediction
 
@@ -72,7 +72,7 @@ def main() -> int:
 
     def run(
         split: str, per_subset: int, at: tuple[int, ...], value: float, out: Path, *arms: str
-    ) -> dict[str, list[float]]:
+    ) -> dict[str, Summary]:
         settings = ExperimentSettings(
             model=ModelSettings(name=options.model),
             data=CorpusSettings(path=str(options.data / f"{split}.jsonl.zst")),
@@ -89,25 +89,23 @@ def main() -> int:
             ),
             seed=options.seed,
         )
-        summaries = pipeline.evaluate(
+        return pipeline.evaluate(
             settings, opened, out, arms=arms, workers=options.workers, progress=tick
         )
-        return {
-            name: [s.bits_per_byte for s in summary.steps] for name, summary in summaries.items()
-        }
 
     choose = options.out / "choose"
     few, ends = options.choose_per_subset, (0, steps[-1])
     say(f"choosing {chosen_setting} on validation texts")
-    swept_values: dict[float, float] = {}
+    tried: dict[float, float] = {}
     for one in HALF_LIVES if reads else RATES:
-        there = run("validation", few, ends, one, choose / f"{kind}-{one:g}", "nearest")
-        swept_values[one] = there["nearest"][-1]
-    value = min(swept_values, key=lambda key: swept_values[key])
+        there = run("validation", few, ends, one, choose / f"{kind}-{one:g}", "nearest")["nearest"]
+        tried[one] = there.steps[-1].bits_per_byte
+    value = min(tried, key=lambda key: tried[key])
     say("choosing λ on validation texts")
     names = [f"sift@{noise_var:g}" for noise_var in NOISE_VARS]
     swept = run("validation", few, ends, value, choose / f"{kind}-{value:g}", *names)
-    best = min(names, key=lambda name: swept[name][-1])
+    noise_vars = {name: swept[name].steps[-1].bits_per_byte for name in names}
+    best = min(names, key=lambda name: noise_vars[name])
     say(f"{chosen_setting} {value:g}, {best}; evaluating on test texts")
     arms = ["base", "random", "nearest", best, "in-context"]
     run("test", options.per_subset, steps, value, options.out / "test", *arms)
@@ -128,8 +126,10 @@ def main() -> int:
         "protocol": options.protocol,
         chosen_setting: value,
         "chosen_on_validation": {
-            "half_lives" if reads else "rates": swept_values,
-            "noise_vars": {n: v[-1] for n, v in swept.items()},
+            "num_texts": there.num_successful,
+            "base": there.steps[0].bits_per_byte,
+            "half_lives" if reads else "rates": tried,
+            "noise_vars": noise_vars,
         },
         "rows": [
             {
@@ -235,8 +235,24 @@ def to_table(result: dict[str, Any]) -> str:
     for domain, shares in result["domains"].items():
         lines.append(f"| {domain} | {' | '.join(f'{shares[arm]:.1%}' for arm in arms)} |")
     failed = {name: count for name, count in result["num_failed"].items() if count}
-    lines += ["", f"Failed queries: {failed or 'none'}."]
+    lines += ["", f"Failed queries: {failed or 'none'}.", "", choice(result)]
     return "\n".join(lines) + "\n"
+
+
+def choice(result: dict[str, Any]) -> str:
+    """What was tried on validation texts, and what it gave there."""
+    chosen = result["chosen_on_validation"]
+    tried = chosen.get("half_lives") or chosen["rates"]
+    name = "half-life" if "half_lives" in chosen else "learning rate"
+
+    def shares(values: dict[Any, float]) -> str:
+        return ", ".join(f"{key}: {value / chosen['base']:.1%}" for key, value in values.items())
+
+    return (
+        f"Tried on {chosen['num_texts']} validation texts (base {chosen['base']:.4f}), of the base "
+        f"after the last step: {name} {shares({f'{key:g}': tried[key] for key in tried})}; "
+        f"{shares(chosen['noise_vars'])}."
+    )
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:

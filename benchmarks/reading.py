@@ -20,7 +20,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import argparse
 import json
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,15 +28,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ttt_adapt.adaptation import Reading, uses_bfloat16
+from ttt_adapt.adaptation import Reading
 from ttt_adapt.adaptation.fast_weights import BLOCK_TOKENS
-from ttt_adapt.config import AdaptationSettings, ChunkSettings, CorpusSettings, ModelSettings
-from ttt_adapt.corpus import chunk_documents, read_documents
+from ttt_adapt.config import AdaptationSettings, ChunkSettings, ModelSettings
+from ttt_adapt.corpus import chunk_documents
 from ttt_adapt.errors import UserError
 from ttt_adapt.evaluation import bits_per_byte
 from ttt_adapt.models import LanguageModel, beginning_token, load_language_model
 from ttt_adapt.runtime import set_num_threads, versions
 from ttt_adapt.storage import atomic_write, write_json
+from ttt_adapt.testing import library_documents
 
 RESULTS = Path(__file__).parent / "results"
 HELD_OUT_BYTES = 1500
@@ -45,14 +45,7 @@ HELD_OUT_BYTES = 1500
 
 def library(num_passages: int, num_held_out: int) -> tuple[list[str], list[str]]:
     """Passages to read, and beginnings of modules none of whose text is among them."""
-    corpus = CorpusSettings(
-        path=sysconfig.get_path("stdlib"),
-        format="tree",
-        include=("*.py",),
-        exclude=("site-packages/", "dist-packages/", "test/", "tests/", "idle_test/"),
-        on_error="skip",
-    )
-    documents = [d for d in read_documents(corpus) if len(d.text) > HELD_OUT_BYTES]
+    documents = [d for d in library_documents() if len(d.text) > HELD_OUT_BYTES]
     order = np.random.default_rng(0).permutation(len(documents))
     held_out = [documents[i].text[:HELD_OUT_BYTES] for i in order[:num_held_out]]
     rest = (documents[i] for i in order[num_held_out:])
@@ -70,8 +63,7 @@ def read_by_ttt(
     lm: LanguageModel, passages: list[str], held_out: list[str], half_life: int
 ) -> list[dict[str, Any]]:
     """A row for each mark: cost of the stretch that ends there, size of the state, bits per byte."""
-    autocast = uses_bfloat16(lm.model, AdaptationSettings())
-    reading = Reading(lm, half_life=half_life, autocast=autocast)
+    reading = Reading.by(lm, AdaptationSettings(half_life=half_life))
     rows = [{"passages": 0, "tokens": 0, "bits_per_byte": predicted(lm, lm.model, held_out)}]
     begin = 0
     for mark in marks_up_to(len(passages)):

@@ -1,5 +1,6 @@
 """Settings: defaults, bounds, TOML there and back, overrides, and errors of one line."""
 
+import json
 import tomllib
 import typing
 from pathlib import Path
@@ -89,6 +90,33 @@ def test_an_experiment_survives_toml(settings: ExperimentSettings) -> None:
 @hypothesis_settings(deadline=None)
 def test_a_pretraining_survives_toml(settings: PretrainSettings) -> None:
     assert PretrainSettings.model_validate(tomllib.loads(to_toml(settings))) == settings
+
+
+@given(experiments | pretrainings)
+@hypothesis_settings(deadline=None)
+def test_an_identity_says_all_that_is_asked_for(settings: Settings) -> None:
+    identity = json.loads(json.dumps(settings.identity()))
+    assert type(settings).model_validate(identity) == settings
+
+
+def test_an_identity_is_what_it_was_before_later_settings() -> None:
+    corpus = CorpusSettings(path="a.jsonl", split="test")
+    assert corpus.identity() == corpus.model_dump(mode="json", exclude={"id_prefix"})
+    changed = corpus.model_copy(update={"id_prefix": "old/"})
+    assert changed.identity() == changed.model_dump(mode="json")
+    # In tables and lists of tables too.
+    experiment = ExperimentSettings(data=corpus)
+    assert experiment.identity()["data"] == corpus.identity()
+    plain, related = (SourceSettings(path="a.jsonl", related=value) for value in (False, True))
+    run = PretrainSettings(name="m", sources=(plain, related), schedule="cosine")
+    assert run.identity()["sources"] == [plain.identity(), {**plain.identity(), "related": True}]
+    assert run.identity()["schedule"] == "cosine" and "backbone" not in run.identity()
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_later_settings_are_settings_with_a_default(kind: type[Settings]) -> None:
+    for name in kind.later:
+        assert not kind.model_fields[name].is_required(), name
 
 
 @pytest.mark.parametrize(

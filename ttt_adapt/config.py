@@ -3,7 +3,7 @@
 Every field's default is the one the command line uses. ``noise_var`` is λ in the SIFT paper.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -49,6 +49,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 class CorpusSettings(Settings):
     """Where text comes from. Owner: ``ttt_adapt.corpus``."""
+
+    later: ClassVar[tuple[str, ...]] = ("id_prefix",)
 
     path: str
     """A file, a directory, or ``hub:owner/name`` for a hub data set."""
@@ -257,6 +259,8 @@ class ExperimentSettings(Settings):
 class SourceSettings(CorpusSettings):
     """A share of a pretraining mixture."""
 
+    later: ClassVar[tuple[str, ...]] = (*CorpusSettings.later, "related")
+
     fraction: Fraction = 1.0
     """Of its documents, chosen by a hash of their text."""
     related: bool = False
@@ -265,6 +269,12 @@ class SourceSettings(CorpusSettings):
 
 class PretrainSettings(Settings):
     """A language model trained from scratch, or further. Owner: ``ttt_adapt.training``."""
+
+    later: ClassVar[tuple[str, ...]] = (
+        "architecture", "backbone", "mini_batch_size", "base_lr", "base_lr_start",
+        "base_lr_warmup_fraction", "schedule", "final_learning_rate", "inner_norm", "learnable_w0",
+        "learnable_lr", "feature_map", "tokenizer", "initial_parts",
+    )  # fmt: skip
 
     name: str
     data_description: str = ""

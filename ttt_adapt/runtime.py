@@ -76,6 +76,13 @@ def has_native_bfloat16(device: str = "cpu") -> bool:
     return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
+def uses_bfloat16(precision: str, device: str) -> bool:
+    """Whether work of this precision (``auto``, ``float32``, ``bfloat16``) autocasts on a device."""
+    if precision == "auto":
+        return has_native_bfloat16(device)
+    return precision == "bfloat16"
+
+
 def resolve_device(name: str) -> str:
     """``auto`` becomes ``cuda`` where there is one, else ``cpu``; other names must be usable.
 

@@ -6,7 +6,7 @@ import json
 import tomllib
 import typing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
@@ -18,11 +18,30 @@ _DELETE = "\x7f"
 
 
 class Settings(BaseModel):
-    """Base of all settings: frozen, extra keys refused, only values that TOML can hold."""
+    """Base of all settings: frozen, extra keys refused, only values that TOML can hold.
+
+    Attributes:
+        later: names of settings that files on users' disks may be older than; at their defaults
+            they change nothing, and :meth:`identity` passes over them.
+    """
+
+    later: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
+
+    def identity(self) -> dict[str, Any]:
+        """JSON values that say what is asked for, to compare and to make keys of.
+
+        A run or an index that was begun before a setting of ``later`` existed keeps its identity.
+        """
+        values: dict[str, Any] = {}
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name not in self.later or value != field.default:
+                values[name] = _identity(value)
+        return values
 
     @field_validator("*", mode="before")
     @classmethod
@@ -91,6 +110,14 @@ def override(settings: SettingsType, assignments: dict[str, Any]) -> SettingsTyp
 def to_toml(settings: Settings) -> str:
     """The resolved settings as TOML; values that are ``None`` are left out (their default)."""
     return _toml_table(settings.model_dump(exclude_none=True), ())
+
+
+def _identity(value: Any) -> Any:
+    if isinstance(value, Settings):
+        return value.identity()
+    if isinstance(value, tuple):
+        return [_identity(item) for item in value]
+    return value
 
 
 def _toml_table(values: dict[str, Any], prefix: tuple[str, ...]) -> str:

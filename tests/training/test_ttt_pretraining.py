@@ -26,7 +26,7 @@ from ttt_adapt.testing import silent, tiny_pretraining, write_training_corpus
 from ttt_adapt.training import plan_pretraining, pretrain
 from ttt_adapt.training.building import build_model, build_optimizers, inner_base_lr
 from ttt_adapt.training.mixture import Mixture
-from ttt_adapt.training.pretraining import LATER, run_key
+from ttt_adapt.training.pretraining import run_key
 from ttt_adapt.training.schedule import learning_rate_factor
 
 TTT = ["ttt-linear", "ttt-mlp"]
@@ -170,9 +170,9 @@ def test_runs_from_before_these_settings_go_on() -> None:
     mixture = Mixture(nothing, nothing, {"files": {"train.bin": "0"}})
     extensible = ("name", "data_description", "num_tokens", "decay_fraction", "warmup_fraction",
                   "validate_every", "validation_batches", "checkpoint_every")  # fmt: skip
-    old = settings.model_dump(exclude={*extensible, *LATER})
+    old = settings.model_dump(exclude={*extensible, *PretrainSettings.later})
     for source in (*old["sources"], *old["validation"]):
-        del source["related"]
+        del source["related"], source["id_prefix"]
     assert run_key(settings, mixture) == stable_hash(
         {"settings": old, "tokens": mixture.description["files"]}
     )

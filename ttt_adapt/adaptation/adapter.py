@@ -20,7 +20,7 @@ from ttt_adapt.closing import Closing
 from ttt_adapt.config import AdaptationSettings
 from ttt_adapt.errors import AdaptationError, ModelError, SettingsError
 from ttt_adapt.models import LanguageModel
-from ttt_adapt.runtime import has_native_bfloat16, keep_freed_memory
+from ttt_adapt.runtime import keep_freed_memory, uses_bfloat16
 from ttt_adapt.types import Learned
 
 # By model: the episode that is using it. An episode that no one holds any more uses nothing.
@@ -209,21 +209,8 @@ class Episode:
             yield Point(query, step, min(step, len(texts)), lm.model, prefix)
 
     def _reading(self, query: int, texts: Sequence[str]) -> Iterator[Point]:
-        adapter, settings = self.adapter, self.adapter.settings
-        nearest_last = settings.order in (None, "farthest-first")
-        passages = list(texts) * settings.epochs
-        for step, reading in zip(
-            self._steps,
-            read_in_order(
-                adapter.lm,
-                passages,
-                self._steps,
-                nearest_last=nearest_last,
-                half_life=settings.half_life,
-                autocast=uses_bfloat16(adapter.lm.model, settings),
-            ),
-            strict=True,
-        ):
+        readings = read_in_order(self.adapter.lm, texts, self._steps, self.adapter.settings)
+        for step, reading in zip(self._steps, readings, strict=True):
             self.learned[query] = reading.learned()
             yield Point(query, step, reading.num_passages, reading.model)
 
@@ -265,7 +252,7 @@ class Episode:
             curriculum,
             settings,
             last_step=self._steps[-1],
-            autocast=uses_bfloat16(lm.model, settings),
+            autocast=uses_bfloat16(settings.precision, str(lm.model.device)),
             vocabulary=int(lm.model.get_input_embeddings().weight.shape[0]),
         )
 
@@ -304,13 +291,6 @@ def _chunk_length(lm: LanguageModel, settings: AdaptationSettings) -> int:
             f"adaptation.max_length must be at most {lm.max_length} for {lm.name}, found {length}"
         )
     return length
-
-
-def uses_bfloat16(model: Any, settings: AdaptationSettings) -> bool:
-    """Whether learning and reading autocast on the model's device."""
-    if settings.precision == "auto":
-        return has_native_bfloat16(str(model.device))
-    return settings.precision == "bfloat16"
 
 
 def _active_episode(model: nn.Module) -> Episode | None:

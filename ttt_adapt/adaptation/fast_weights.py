@@ -10,13 +10,15 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
+from ttt_adapt.config import AdaptationSettings
 from ttt_adapt.errors import AdaptationError, ModelError
 from ttt_adapt.layers import TTTLayer
 from ttt_adapt.models import LanguageModel, beginning_token
+from ttt_adapt.runtime import uses_bfloat16
 from ttt_adapt.types import Learned
 
 BLOCK_TOKENS = 1024
@@ -61,6 +63,12 @@ class Reading:
         self.num_passages = 0
         self.stopped = ""
         self.elapsed_s = 0.0
+
+    @classmethod
+    def by(cls, lm: LanguageModel, settings: AdaptationSettings) -> Self:
+        """A reading with the half-life and precision of settings."""
+        autocast = uses_bfloat16(settings.precision, str(lm.model.device))
+        return cls(lm, half_life=settings.half_life, autocast=autocast)
 
     @property
     def model(self) -> Any:
@@ -156,29 +164,24 @@ def _blocks(passages: Iterable[list[int]]) -> Iterator[list[list[int]]]:
 
 
 def read_in_order(
-    lm: LanguageModel,
-    texts: Sequence[str],
-    steps: Sequence[int],
-    *,
-    nearest_last: bool,
-    **options: Any,
+    lm: LanguageModel, texts: Sequence[str], steps: Sequence[int], settings: AdaptationSettings
 ) -> Iterator[Reading]:
     """A reading for each step: of the first ``step`` texts, in their order or the reverse.
 
     Args:
-        texts: passages, nearest first where ``nearest_last``.
+        texts: passages in the order of ``settings``; nearest first where it is farthest first, the
+            default: each step's passages are then read from the last to the first, every step anew.
+            Otherwise a step goes on from the one before it.
         steps: numbers of passages, ascending.
-        nearest_last: read each step's passages from the last to the first, every step anew;
-            otherwise a step goes on from the one before it.
-        options: of :class:`Reading`.
     """
-    reading = Reading(lm, **options)
+    passages = list(texts) * settings.epochs
+    reading = Reading.by(lm, settings)
     for step in steps:
-        if nearest_last:
-            reading = Reading(lm, **options)
-            reading.read(texts[:step][::-1])
+        if settings.order in (None, "farthest-first"):
+            reading = Reading.by(lm, settings)
+            reading.read(passages[:step][::-1])
         else:
-            reading.read(texts[reading.num_passages : step])
+            reading.read(passages[reading.num_passages : step])
         yield reading
 
 

@@ -214,7 +214,11 @@ def _origin(
     corpus: CorpusSettings, chunks: ChunkSettings, embedding: EmbeddingSettings
 ) -> dict[str, Any]:
     return {
-        "corpus": corpus.model_dump(mode="json"),
-        "chunks": chunks.model_dump(mode="json"),
-        "embedding": embedding.model_dump(mode="json", exclude={"batch_size", "device"}),
+        "corpus": corpus.identity(),
+        "chunks": chunks.identity(),
+        "embedding": {
+            name: value
+            for name, value in embedding.identity().items()
+            if name not in ("batch_size", "device")
+        },
     }

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ttt_adapt.adaptation import Reading, load_state, save_state, uses_bfloat16
+from ttt_adapt.adaptation import Reading, load_state, save_state
 from ttt_adapt.config import ExperimentSettings
 from ttt_adapt.errors import AdaptationError, UserError
 from ttt_adapt.evaluation import bits_per_byte
@@ -64,11 +64,7 @@ def read_state(
     """
     chosen = settings or ExperimentSettings()
     model = lm or load_language_model(chosen.model)
-    reading = Reading(
-        model,
-        half_life=chosen.adaptation.half_life,
-        autocast=uses_bfloat16(model.model, chosen.adaptation),
-    )
+    reading = Reading.by(model, chosen.adaptation)
     opened = open_index(index) if isinstance(index, Path) else index
     if text is None:
         total = min(len(opened[0]), max_passages or len(opened[0]))

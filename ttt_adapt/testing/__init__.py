@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         tiny_ttt_model,
         weights_of,
     )
+    from ttt_adapt.testing.library import library_documents
     from ttt_adapt.testing.practising import (
         Reward,
         own_tasks,
@@ -34,6 +35,7 @@ __all__ = [
     "imported_tasks",
     "invoke",
     "invoke_json",
+    "library_documents",
     "own_tasks",
     "practise",
     "same_tensors",
@@ -66,6 +68,7 @@ __getattr__, __dir__ = lazy_exports(
             "tiny_ttt_model",
             "weights_of",
         ),
+        ".library": ("library_documents",),
         ".practising": ("Reward", "own_tasks", "practise", "share_of_letters", "tiny_practice"),
         ".pretraining": ("silent", "tiny_pretraining", "write_training_corpus"),
         ".tasks": ("imported_task", "imported_tasks", "write_rows"),

@@ -86,8 +86,7 @@ def model_card(
         f"| {entry['num_bytes'] / 1e6:.1f} | {entry['num_tokens'] / 1e6:.2f} |"
         for entry in description["train"]
     )
-    validation = [row for row in losses if "validation_loss_nats" in row]
-    loss = validation[-1]["validation_loss_nats"] if validation else math.nan
+    loss = last_validation_loss(losses)
     early = f" ({settings.early_length} before the decay)" if settings.early_length else ""
     return f"""# {settings.name}
 
@@ -123,6 +122,14 @@ Documents chosen by a hash of their text, in these shares.
 Trained with Python {versions()["python"]}, torch {versions()["torch"]}, \
 transformers {versions()["transformers"]}.
 """
+
+
+def last_validation_loss(losses: list[dict[str, float]]) -> float:
+    """Nats a token at the last step that was validated; NaN where none was."""
+    validated = (
+        row["validation_loss_nats"] for row in reversed(losses) if "validation_loss_nats" in row
+    )
+    return next(validated, math.nan)
 
 
 def _start(settings: PretrainSettings) -> str:

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from ttt_adapt.config import PretrainSettings, SourceSettings
 from ttt_adapt.corpus import read_documents
+from ttt_adapt.corpus.files import HUB_PREFIX
 from ttt_adapt.errors import CorpusError
 from ttt_adapt.storage import atomic_write, sha256_file, stable_hash, write_json
 from ttt_adapt.training.related import related_texts
@@ -58,23 +59,20 @@ def sampled_documents(source: SourceSettings, seed: int, root: Path) -> Iterator
     """The documents of a source that belong to its sample, in the source's order.
 
     Args:
-        source: its ``path`` is taken relative to ``root`` unless it is absolute.
+        source: its ``path`` is taken relative to ``root`` unless it is absolute or a hub's.
         seed: decides, with the text, what belongs to the sample.
         root: the folder that holds the data.
     """
-    path = source.path if source.path.startswith("hub:") else str(root / source.path)
-    located = source.model_copy(update={"path": path})
-    for document in read_documents(located):
+    for document in read_documents(under(source, root)):
         if is_sampled(document.text, source.fraction, seed):
             yield document
 
 
-def described_sources(sources: Iterable[SourceSettings]) -> list[dict[str, Any]]:
-    """What keys are made of: settings that runs may be older than are left out at their defaults."""
-    return [
-        {name: value for name, value in source.model_dump().items() if name != "related" or value}
-        for source in sources
-    ]
+def under(source: SourceSettings, root: Path) -> SourceSettings:
+    """The source with its path taken from ``root``, the folder that holds the data."""
+    if source.path.startswith(HUB_PREFIX):
+        return source
+    return source.model_copy(update={"path": str(root / source.path)})
 
 
 def prepare_mixture(
@@ -92,8 +90,8 @@ def prepare_mixture(
     """
     key = stable_hash(
         {
-            "sources": described_sources(settings.sources),
-            "validation": described_sources(settings.validation),
+            "sources": [source.identity() for source in settings.sources],
+            "validation": [source.identity() for source in settings.validation],
             "seed": settings.seed,
             "tokenizer": tokenizer.to_str(),
         }

@@ -8,7 +8,6 @@ on a CPU its result equals, bit for bit, that of an uninterrupted run with as ma
 """
 
 import csv
-import glob
 import math
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from torch.nn import functional
 
 from ttt_adapt.adaptation.attention import dense_attention
 from ttt_adapt.config import PretrainSettings, to_toml
+from ttt_adapt.corpus.files import locate
 from ttt_adapt.errors import AdaptationError, CorpusError, SettingsError
 from ttt_adapt.layers import TTTLayer
 from ttt_adapt.runtime import keep_freed_memory
@@ -33,10 +33,10 @@ from ttt_adapt.training.building import (
     load_initial_weights,
     obtain_tokenizer,
 )
-from ttt_adapt.training.card import write_model
+from ttt_adapt.training.card import last_validation_loss, write_model
 from ttt_adapt.training.checkpoint import load_checkpoint, save_checkpoint
 from ttt_adapt.training.distributed import World, joined_world
-from ttt_adapt.training.mixture import Mixture, described_sources, packed_blocks, prepare_mixture
+from ttt_adapt.training.mixture import Mixture, packed_blocks, prepare_mixture, under
 from ttt_adapt.training.schedule import learning_rate_factor
 from ttt_adapt.training.stopping import StopRequest
 
@@ -53,24 +53,6 @@ EXTENSIBLE = (
 )
 # Under a schedule that falls all the way, how long decides every step.
 BUDGET = ("num_tokens", "decay_fraction", "warmup_fraction")
-
-# Settings that checkpoints may be older than; at their defaults they change nothing.
-LATER = (
-    "architecture",
-    "backbone",
-    "mini_batch_size",
-    "base_lr",
-    "base_lr_start",
-    "base_lr_warmup_fraction",
-    "schedule",
-    "final_learning_rate",
-    "inner_norm",
-    "learnable_w0",
-    "learnable_lr",
-    "feature_map",
-    "tokenizer",
-    "initial_parts",
-)
 
 
 @dataclass(frozen=True)
@@ -158,7 +140,7 @@ def _pretrain(
         folder=folder,
         num_steps=run.step,
         num_tokens=run.step * run.tokens_per_step,
-        validation_loss_nats=run.validation_loss,
+        validation_loss_nats=last_validation_loss(run.losses),
         finished=finished,
         elapsed_s=run.elapsed_s,
         leads=world.leads,
@@ -172,10 +154,10 @@ def plan_pretraining(settings: PretrainSettings, data_root: Path = Path()) -> di
         CorpusError: a source's file is missing.
     """
     for source in (*settings.sources, *settings.validation):
-        path = data_root / source.path
-        matches = source.path.startswith("hub:") or path.exists() or glob.glob(str(path))  # noqa: PTH207
-        if not matches:
-            raise CorpusError(f"{path}: no such file; name the data's folder with --data-root")
+        try:
+            locate(under(source, data_root))
+        except CorpusError as error:
+            raise CorpusError(f"{error}; --data-root names the data's folder") from None
     with torch.device("meta"):
         num_parameters = sum(p.numel() for p in build_model(settings, 0).parameters())
     tokens_per_step = settings.batch_size * settings.max_length
@@ -196,17 +178,8 @@ def run_key(settings: PretrainSettings, mixture: Mixture) -> str:
     extensible = set(EXTENSIBLE)
     if settings.schedule == "cosine" or settings.base_lr_start is not None:
         extensible -= set(BUDGET)
-    values = settings.model_dump(exclude=extensible)
-    values["sources"] = described_sources(settings.sources)
-    values["validation"] = described_sources(settings.validation)
-    fields = PretrainSettings.model_fields
-    untouched = {name for name in LATER if values[name] == fields[name].default}
-    return stable_hash(
-        {
-            "settings": {k: v for k, v in values.items() if k not in untouched},
-            "tokens": mixture.description["files"],
-        }
-    )
+    values = {k: v for k, v in settings.identity().items() if k not in extensible}
+    return stable_hash({"settings": values, "tokens": mixture.description["files"]})
 
 
 class _Run:
@@ -227,14 +200,12 @@ class _Run:
         self.tokens_per_step = settings.batch_size * settings.max_length
         self.num_steps = max(1, settings.num_tokens // self.tokens_per_step)
         self.key = run_key(settings, mixture)
-        self.step, self.elapsed_s, self.validation_loss = 0, 0.0, math.nan
+        self.step, self.elapsed_s = 0, 0.0
         self.losses: list[dict[str, float]] = []
         state = load_checkpoint(folder / "checkpoints", self.model, self.optimizers, key=self.key)
         if state:
             self.step, self.losses = state["step"], state["losses"]
             self.elapsed_s = state["elapsed_s"]
-            for row in self.losses:
-                self.validation_loss = row.get("validation_loss_nats", self.validation_loss)
             report(f"continuing after step {self.step} of {self.num_steps}")
         elif settings.initial_model:
             load_initial_weights(self.model, settings)
@@ -259,10 +230,11 @@ class _Run:
                     self.save()
                 if self.step % 10 == 0 or self.step == last:
                     rate = (self.step - first) / (self.elapsed_s - started_s)
-                    known = not math.isnan(self.validation_loss)
+                    validation = last_validation_loss(self.losses)
+                    known = not math.isnan(validation)
                     self.report(
                         f"step {self.step}/{self.num_steps}  loss {loss:.3f}  "
-                        + (f"validation {self.validation_loss:.3f}  " if known else "")
+                        + (f"validation {validation:.3f}  " if known else "")
                         + f"{rate * self.tokens_per_step:,.0f} tokens/s  "
                         f"{(self.num_steps - self.step) / rate / 60:.0f} min left"
                     )
@@ -278,7 +250,7 @@ class _Run:
         self.losses.append(row)
         if self.step % self.settings.validate_every == 0 or self.step == self.num_steps:
             if self.world.leads:
-                row["validation_loss_nats"] = self.validation_loss = self._validate()
+                row["validation_loss_nats"] = self._validate()
                 self.write_losses()
             self.world.barrier()
 

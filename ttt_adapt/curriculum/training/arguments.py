@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttt_adapt.curriculum.training.settings import GRPOSettings
 from ttt_adapt.errors import MissingDependencyError, SettingsError
-from ttt_adapt.runtime import has_native_bfloat16
+from ttt_adapt.runtime import uses_bfloat16
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig
@@ -67,7 +67,7 @@ def grpo_arguments(
         output_dir=folder,
         # One process, one device: several visible GPUs would make the trainer copy the model.
         use_cpu=on_cpu,
-        bf16=uses_bfloat16(settings, device),
+        bf16=_autocasts(settings, device),
         dataloader_pin_memory=not on_cpu,
         ddp_find_unused_parameters=False,
         report_to="none",
@@ -101,11 +101,11 @@ def grpo_arguments(
     )
 
 
-def uses_bfloat16(settings: GRPOSettings, device: str) -> bool:
-    """Whether forward and backward passes run under bfloat16 autocast."""
-    if settings.precision == "auto":
-        return device != "cpu" and has_native_bfloat16(device)
-    return settings.precision == "bfloat16"
+def _autocasts(settings: GRPOSettings, device: str) -> bool:
+    """Whether passes autocast to bfloat16: of itself only off the CPU."""
+    if settings.precision == "auto" and device == "cpu":
+        return False
+    return uses_bfloat16(settings.precision, device)
 
 
 def vllm_arguments(settings: GRPOSettings) -> dict[str, Any]:
