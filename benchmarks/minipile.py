@@ -250,7 +250,7 @@ def choice(result: dict[str, Any]) -> str:
 
     return (
         f"Tried on {chosen['num_texts']} validation texts (base {chosen['base']:.4f}), of the base "
-        f"after the last step: {name} {shares({f'{key:g}': tried[key] for key in tried})}; "
+        f"after the last step: {name} {shares({f'{key:g}': bits for key, bits in tried.items()})}; "
         f"{shares(chosen['noise_vars'])}."
     )
 

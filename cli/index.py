@@ -96,6 +96,7 @@ def build(
     """
     from ttt_adapt import pipeline
     from ttt_adapt.corpus import ReadProblems
+    from ttt_adapt.corpus.files import is_hub
     from ttt_adapt.errors import SettingsError
 
     settings = experiment(
@@ -128,7 +129,7 @@ def build(
     problems = ReadProblems()
     with progress_bar("reading") as update:
         # Counting costs a percent of embedding, and gives the bar a time left.
-        streamed = settings.corpus.format == "hub" or settings.corpus.path.startswith("hub:")
+        streamed = is_hub(settings.corpus)
         plan = {} if streamed else pipeline.plan_index(settings.corpus, chunks=settings.chunks)
         info = pipeline.build_index(
             settings.corpus,

@@ -1,12 +1,15 @@
 """The mixture: samples that don't depend on order, packing that loses and repeats nothing."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ttt_adapt.config import SourceSettings
 from ttt_adapt.errors import CorpusError
-from ttt_adapt.training.mixture import is_sampled, packed_blocks
+from ttt_adapt.training.mixture import is_sampled, packed_blocks, under
 from ttt_adapt.training.schedule import learning_rate_factor
 
 
@@ -49,3 +52,12 @@ def test_schedule_rises_holds_and_falls() -> None:
     assert factors[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
     assert set(factors[9:70]) == {1.0}
     assert factors[70:] == pytest.approx([(100 - step) / 30 for step in range(70, 100)])
+
+
+def test_hub_data_sets_are_not_looked_for_under_the_data_s_folder(tmp_path: Path) -> None:
+    for source in (
+        SourceSettings(path="hub:owner/name"),
+        SourceSettings(path="owner/name", format="hub"),
+    ):
+        assert under(source, tmp_path) == source
+    assert under(SourceSettings(path="a.jsonl"), tmp_path).path == str(tmp_path / "a.jsonl")

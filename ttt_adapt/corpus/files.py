@@ -52,6 +52,11 @@ class Place:
     files: tuple[CorpusFile, ...] = ()
 
 
+def is_hub(settings: CorpusSettings) -> bool:
+    """Whether the path names a hub data set, not files."""
+    return settings.format == "hub" or settings.path.startswith(HUB_PREFIX)
+
+
 def locate(settings: CorpusSettings) -> Place:
     """Decide a corpus' format and list its files.
 
@@ -62,7 +67,7 @@ def locate(settings: CorpusSettings) -> Place:
         CorpusError: nothing is there, the format cannot be told, or no file is of the format.
     """
     path = settings.path
-    if path.startswith(HUB_PREFIX) or settings.format == "hub":
+    if is_hub(settings):
         if settings.format not in ("auto", "hub"):
             raise CorpusError(
                 f"{path} names a hub data set, but format is {settings.format!r}; expected 'hub'"

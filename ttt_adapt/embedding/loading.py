@@ -20,10 +20,10 @@ from ttt_adapt.embedding.tokenization import TextTokenizer
 from ttt_adapt.embedding.transformer import TransformerEmbedder
 from ttt_adapt.errors import ModelError, SettingsError
 from ttt_adapt.runtime import (
-    has_native_bfloat16,
     keep_freed_memory,
     quiet_transformers,
     resolve_device,
+    uses_bfloat16,
 )
 
 _NO_LIMIT = 10**9
@@ -162,9 +162,7 @@ def _max_tokens(asked: int | None, stated: int | None, model: Any, tokenizer: An
 
 
 def _dtype(name: str, device: str) -> torch.dtype:
-    if name == "auto":
-        name = "bfloat16" if has_native_bfloat16(device) else "float32"
-    return torch.bfloat16 if name == "bfloat16" else torch.float32
+    return torch.bfloat16 if uses_bfloat16(name, device) else torch.float32
 
 
 def _checked_device(name: str) -> str:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from ttt_adapt.config import PretrainSettings, SourceSettings
 from ttt_adapt.corpus import read_documents
-from ttt_adapt.corpus.files import HUB_PREFIX
+from ttt_adapt.corpus.files import is_hub
 from ttt_adapt.errors import CorpusError
 from ttt_adapt.storage import atomic_write, sha256_file, stable_hash, write_json
 from ttt_adapt.training.related import related_texts
@@ -70,7 +70,7 @@ def sampled_documents(source: SourceSettings, seed: int, root: Path) -> Iterator
 
 def under(source: SourceSettings, root: Path) -> SourceSettings:
     """The source with its path taken from ``root``, the folder that holds the data."""
-    if source.path.startswith(HUB_PREFIX):
+    if is_hub(source):
         return source
     return source.model_copy(update={"path": str(root / source.path)})
 
